@@ -43,7 +43,7 @@ from benchmarks.lock_peers import PEERS, TTL, cycle_of
 from benchmarks.measure import Candidate, Target, alternate, nothing, table, verdicts
 from benchmarks.record import Plot, Record, Series, Table, Verdict
 from celery_redlock import Lease, Redlock
-from celery_redlock.lock.nodes.call import Call
+from celery_redlock.lock.nodes.round import Round
 from celery_redlock.lock.scripts.requests import acquire_request, release_request
 from celery_redlock.reading.health import check, probe
 from celery_redlock.reading.nodes import bootstrap
@@ -311,8 +311,8 @@ def floor(locks: Redlock) -> Candidate:
     That is the round trip and the servers' time, without tokens, deadlines, errors and threads.
     """
     lease, nodes = locks.acquire("floor"), locks.fanout.nodes
-    acquire = Call(acquire_request(locks.rules, lease, None), len(nodes), None).packed
-    release = Call(release_request(locks.rules, lease.name, lease.token), len(nodes), None).packed
+    acquire = Round(acquire_request(locks.rules, lease, None), len(nodes), None).packed
+    release = Round(release_request(locks.rules, lease.name, lease.token), len(nodes), None).packed
     asked = [(socket.create_connection(n.sock.getpeername()), acquire + n._boot) for n in nodes]  # noqa: SLF001
     selector, answers = selectors.DefaultSelector(), dict.fromkeys((one for one, _ in asked), 0)
     for one in answers:

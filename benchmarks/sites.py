@@ -52,7 +52,7 @@ def connected(urls: Sequence[str], *, hints: bool) -> Redlock:
     """Return locks on the nodes at *urls*."""
     locks = Redlock(list(urls), RulesOfSites(prefix=PREFIX))
     if not hints:
-        locks.client.listener = None
+        locks.participant.listener = None
     return locks
 
 

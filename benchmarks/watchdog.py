@@ -37,7 +37,7 @@ from benchmarks.measure import progress
 from benchmarks.record import Plot, Record, Series, Table, Verdict
 from celery_redlock import HeldLock, Redlock
 from celery_redlock.events import Event, LeaseLost, LockRenewed
-from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.reading.health import check
 from celery_redlock.testing.servers import servers
 
@@ -201,7 +201,8 @@ def warm_up(urls: Sequence[str], locks: Redlock) -> None:
     cpu_of(urls)
     check(locks)
     some = [
-        locks.take(Wanted(f"{os.getpid()} warm-up {n}", WARM_UP_TTL, 1.0)) for n in range(WARM_UP)
+        locks.take(LockRequest(f"{os.getpid()} warm-up {n}", WARM_UP_TTL, 1.0))
+        for n in range(WARM_UP)
     ]
     time.sleep(WARM_UP_TTL / 2)  # past a third of the lease: each is renewed
     for held in some:
@@ -215,7 +216,7 @@ def take_all(locks: Redlock, load: Load, leases: list[HeldLock]) -> None:
     for number in range(len(leases)):
         if load.spread:
             sleep_until(began + number * load.period / len(leases))
-        leases[number] = locks.take(Wanted(f"{os.getpid()} {number}", load.ttl, 1.0))
+        leases[number] = locks.take(LockRequest(f"{os.getpid()} {number}", load.ttl, 1.0))
     sleep_until(began + load.period)
 
 

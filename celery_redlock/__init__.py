@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         QuorumUnavailable,
         RedlockError,
     )
-    from celery_redlock.lock.algorithm.outcomes import ReleaseOutcome
+    from celery_redlock.lock.algorithm.results import ReleaseOutcome
     from celery_redlock.lock.held import HeldLock
     from celery_redlock.lock.lease import Lease
     from celery_redlock.lock.redlock import Redlock

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_redlock.log import cut, printable
+from celery_redlock.process.log import cut, printable
 from celery_redlock.words import LOSSES, loss, votes_in_words, who
 
 __all__ = [

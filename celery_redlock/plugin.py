@@ -17,16 +17,16 @@ from typing import Any, Protocol
 from celery import signals
 
 from celery_redlock.configuration import redis_of, redlock_conf
-from celery_redlock.deferral import defer_signals, pause
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import Event, LockEvent, Observer, tell
-from celery_redlock.forks import around_fork
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.log import get_logger
-from celery_redlock.mutex import new_mutex
-from celery_redlock.observer_names import observer_of
 from celery_redlock.observers.journal import JournalObserver
+from celery_redlock.observers.names import observer_of
+from celery_redlock.process.deferral import defer_signals, pause
+from celery_redlock.process.forks import around_fork
+from celery_redlock.process.log import get_logger
+from celery_redlock.process.mutex import new_mutex
 
 # With redis, and not at the first lock: a fork meanwhile would leave the child half an import, and
 # the lock of its module held without end.
@@ -91,7 +91,7 @@ class Plugin:
 
     Attributes:
         has_children: Whether this is the parent process of a worker whose tasks run in children.
-        node_watch: The `celery_redlock.nodewatch.NodeWatch` of a worker; None elsewhere.
+        node_watch: The `NodeWatch` of a worker; None elsewhere.
         sends_events: Whether this is a worker that was started to send Celery events (``-E``).
         speaks_of_nodes: Whether the log of this process reports nodes that go and come. A worker's
             main process does from its first look at them on (`NodeWatch`), its children do not.

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from celery_redlock.log import printable
+from celery_redlock.process.log import printable
 
 __all__ = [
     "LOSSES",

@@ -20,10 +20,10 @@ import redis
 
 from benchmarks.lock_cycle import OF_CLIENT, OF_SERVERS, on
 from celery_redlock import Redlock
-from celery_redlock.lock.algorithm.client import new_owner
+from celery_redlock.lock.algorithm.participant import new_owner
 from celery_redlock.lock.lease import Lease
-from celery_redlock.lock.nodes.call import Call
 from celery_redlock.lock.nodes.guard import boot_marker
+from celery_redlock.lock.nodes.round import Round
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts.requests import (
     Marker,
@@ -123,7 +123,7 @@ class Pipes:
 
     def put(self, requests: Sequence[Request], code: int) -> None:
         """Send requests, one per connection at a time; all answers begin with *code*."""
-        calls = [Call(request, 1, None) for request in requests]
+        calls = [Round(request, 1, None) for request in requests]
         packed = [c.packed + self._boot if c.is_guarded else c.packed for c in calls]
         for begin in range(0, len(packed), CONNECTIONS):
             crowd = list(zip(self._sockets, packed[begin : begin + CONNECTIONS], strict=False))

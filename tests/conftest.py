@@ -35,7 +35,7 @@ import redis
 from celery import _state
 
 import celery_redlock.protect  # noqa: F401  before a test forgets what it has Celery call
-from celery_redlock import deferral
+from celery_redlock.process import deferral
 from celery_redlock.testing.servers import Server, find_binary, servers
 from support.clients import hang_up
 from support.postgres import Database, Postgres, find_postgres, postgres

@@ -20,11 +20,11 @@ from celery_redlock.beat.entries import overlap_of
 from celery_redlock.beat.slots import SlotPublisher, TermOver
 from celery_redlock.beat.term import AFTER_FAILURE, Elector, StandBy, Term
 from celery_redlock.beat.wrapped_scheduler import WrappedScheduler
-from celery_redlock.deferral import defer_signals
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock import clock
-from celery_redlock.log import get_logger
 from celery_redlock.plugin import plugin_for
+from celery_redlock.process.deferral import defer_signals
+from celery_redlock.process.log import get_logger
 from celery_redlock.task.base import takes_lock
 
 __all__ = ["RedlockScheduler"]

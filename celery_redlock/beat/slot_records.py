@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.beat.slot_scripts import CLAIM, LOOK, SETTLE, WITHDRAW, SlotVote
 from celery_redlock.errors import QuorumUnavailable
-from celery_redlock.lock.algorithm.asks import Ask
-from celery_redlock.lock.algorithm.client import Client
+from celery_redlock.lock.algorithm.effects import Ask
+from celery_redlock.lock.algorithm.participant import Participant
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import TOKEN_LENGTH, Keys, ms, record_key
@@ -265,18 +265,18 @@ class Slots:
     The slot records on the nodes of one process. Safe from any thread.
 
     Args:
-        client: What this client of the cluster knows.
+        participant: What this client of the cluster knows.
         driver: Does the I/O.
     """
 
-    def __init__(self, client: Client, driver: Driver) -> None:
-        self._rules = client.rules
+    def __init__(self, participant: Participant, driver: Driver) -> None:
+        self._rules = participant.rules
         self._driver = driver
 
     @classmethod
     def on(cls, locks: Redlock) -> Self:
         """Return the slot records on the nodes of *locks*."""
-        return cls(locks.client, locks.driver)
+        return cls(locks.participant, locks.driver)
 
     def look(self, entries: Sequence[str]) -> dict[str, LastSlot]:
         """

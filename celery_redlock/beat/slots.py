@@ -28,11 +28,11 @@ from celery_redlock.beat.due import MILLISECOND, due_between, last_due, next_due
 from celery_redlock.beat.entries import for_slot, overlap_of, places_of_run, with_arguments
 from celery_redlock.beat.slot_records import Claim, Claimed, LastSlot, Slots, SlotState
 from celery_redlock.beat.term import Term, majority_holder
-from celery_redlock.deferral import defer_signals
 from celery_redlock.errors import ConfigurationError, DuplicateTask
 from celery_redlock.events import SlotPublished, SlotSkipped
-from celery_redlock.log import get_logger
 from celery_redlock.plugin import Plugin
+from celery_redlock.process.deferral import defer_signals
+from celery_redlock.process.log import get_logger
 from celery_redlock.task.base import takes_lock
 from celery_redlock.task.messages.slot import Slot
 from celery_redlock.task.naming.task_lock import lock_of

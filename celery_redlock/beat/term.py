@@ -16,18 +16,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from celery_redlock.deferral import defer_signals
 from celery_redlock.errors import LockTaken, QuorumUnavailable
 from celery_redlock.events import LeaderDeposed, LeaderElected, Notify
 from celery_redlock.lock import clock
-from celery_redlock.lock.algorithm.outcomes import NodeView
-from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.algorithm.request import LockRequest
+from celery_redlock.lock.algorithm.results import NodeView
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import since_of
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.scripts.votes import agreed
-from celery_redlock.log import get_logger, printable
+from celery_redlock.process.deferral import defer_signals
+from celery_redlock.process.log import get_logger, printable
 
 __all__ = ["AFTER_FAILURE", "Elector", "StandBy", "Term", "majority_holder"]
 
@@ -122,7 +122,7 @@ class Elector:
         rules = self._locks.rules
         info = {"task": "celery beat", "task_id": self.name}
         try:
-            held = self._locks.take(Wanted(self.name, float(rules.ttl), info=info))
+            held = self._locks.take(LockRequest(self.name, float(rules.ttl), info=info))
         except LockTaken as error:
             return StandBy(now + clock.jitter(*BETWEEN_BIDS), led_by(error.holder), is_led=True)
         except QuorumUnavailable as error:

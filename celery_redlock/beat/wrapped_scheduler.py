@@ -30,7 +30,7 @@ from celery_redlock.beat.slots import NotYet, SlotPublisher, TermOver
 from celery_redlock.beat.term import Term
 from celery_redlock.errors import QuorumUnavailable
 from celery_redlock.lock import clock
-from celery_redlock.log import get_logger
+from celery_redlock.process.log import get_logger
 
 __all__ = ["WrappedScheduler"]
 

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal, Protocol
 
 from celery_redlock.events.metrics import Changes
 from celery_redlock.events.wording import Record
-from celery_redlock.log import get_logger
+from celery_redlock.process.log import get_logger
 
 __all__ = ["Event", "Notify", "Observer", "broadcast"]
 

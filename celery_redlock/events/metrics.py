@@ -88,7 +88,7 @@ def of_nodes(name: str, about: str, **more: str) -> Metric:
     """
     Describe a gauge of what the process says that looked last.
 
-    The worker's own process looks every ten seconds (`celery_redlock.nodewatch`).
+    The worker's own process looks every ten seconds (`celery_redlock.task.worker.node_watch`).
     """
     return gauge(name, about, "node", mode="livemostrecent", **more)
 

@@ -1,9 +1,4 @@
-"""
-Does what an algorithm without I/O says next: ask all nodes, tell all nodes, or pause.
-
-The algorithms are generators, as those of `celery_redlock.lock.algorithm.rounds`; the connections
-are those of `celery_redlock.lock.nodes.fanout`.
-"""
+"""Carry out the effects of an algorithm: ask all nodes, send to all nodes, or sleep."""
 
 from __future__ import annotations
 
@@ -11,8 +6,8 @@ import inspect
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from celery_redlock.lock.algorithm.asks import Ask, Pause, Tell
-from celery_redlock.lock.nodes.call import Call
+from celery_redlock.lock.algorithm.effects import Ask, Send, Sleep
+from celery_redlock.lock.nodes.round import Round
 from celery_redlock.lock.scripts.requests import Request
 from celery_redlock.lock.scripts.votes import Ballot
 
@@ -44,7 +39,7 @@ class Driver:
         self.labels = fanout.labels
         self._nodes = len(fanout.labels)
 
-    def drive(self, steps: Generator[Ask | Tell | Pause, Any, T], ends: float | None = None) -> T:
+    def drive(self, steps: Generator[Ask | Send | Sleep, Any, T], ends: float | None = None) -> T:
         """
         Do what *steps* say until they end; they clean up after an interruption.
 
@@ -61,7 +56,7 @@ class Driver:
                     answer = problem = None
                     if isinstance(step, Ask):
                         answer = self.ask(step, ends)
-                    elif isinstance(step, Tell):
+                    elif isinstance(step, Send):
                         self.tell(step.request, step.skip)
                     elif step.waiting is not None:
                         answer = step.waiting.wait(step.seconds)
@@ -77,19 +72,19 @@ class Driver:
     def tell(self, request: Request, skip: frozenset[int] = frozenset()) -> None:
         """Send *request* to the nodes, even if interrupted; sending it twice is harmless."""
         try:
-            self._fanout.tell(Call(request, self._nodes, None), skip)
+            self._fanout.tell(Round(request, self._nodes, None), skip)
         except BaseException:
-            self._fanout.tell(Call(request, self._nodes, None), skip)
+            self._fanout.tell(Round(request, self._nodes, None), skip)
             raise
 
     def ask(self, step: Ask, ends: float | None = None) -> Ballot:
         """Ask the nodes and return their votes, complete; *ends* as of `drive`."""
-        call = Call(step.request, self._nodes, step.decided)
-        self._fanout.ask((call,), ends)
-        return call.ballot
+        a_round = Round(step.request, self._nodes, step.decided)
+        self._fanout.ask((a_round,), ends)
+        return a_round.ballot
 
     def ask_all(self, steps: Sequence[Ask], ends: float | None = None) -> list[Ballot]:
         """Ask the nodes several things in one round and return the votes on each; likewise."""
-        calls = [Call(step.request, self._nodes, step.decided) for step in steps]
-        self._fanout.ask(calls, ends)
-        return [call.ballot for call in calls]
+        rounds = [Round(step.request, self._nodes, step.decided) for step in steps]
+        self._fanout.ask(rounds, ends)
+        return [a_round.ballot for a_round in rounds]

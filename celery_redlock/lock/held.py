@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from celery_redlock.errors import LockLost
-from celery_redlock.forks import around_fork
 from celery_redlock.lock import clock
 from celery_redlock.lock.lease import Lease
+from celery_redlock.process.forks import around_fork
 
 __all__ = ["HeldLock", "NotLocked"]
 

@@ -16,7 +16,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from celery_redlock.log import LONGEST_STORED, cut
+from celery_redlock.process.log import LONGEST_STORED, cut
 
 __all__ = [
     "CHANNEL_LENGTH",

@@ -1,7 +1,7 @@
 """
 The lock as its callers hold it: acquire, extend, release, hold, inspect.
 
-Drives the algorithm of `celery_redlock.lock.algorithm.rounds` over the connections of
+Drives the algorithm of `celery_redlock.lock.algorithm.acquiring` over the connections of
 `celery_redlock.lock.nodes.fanout`. The guarantee, and what it rests on:
 
     While a majority of lock nodes is up and keeps its data (or is quarantined after
@@ -26,7 +26,6 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.deferral import defer_signals
 from celery_redlock.errors import (
     ConfigurationError,
     LockLost,
@@ -35,34 +34,35 @@ from celery_redlock.errors import (
 )
 from celery_redlock.events import LockReleased, Observer, broadcast
 from celery_redlock.lock import clock
-from celery_redlock.lock.algorithm import rounds
-from celery_redlock.lock.algorithm.asks import Ask
-from celery_redlock.lock.algorithm.client import Client
-from celery_redlock.lock.algorithm.outcomes import (
+from celery_redlock.lock.algorithm import acquiring
+from celery_redlock.lock.algorithm.effects import Ask
+from celery_redlock.lock.algorithm.participant import Participant
+from celery_redlock.lock.algorithm.renewal import Renewal
+from celery_redlock.lock.algorithm.request import LockRequest
+from celery_redlock.lock.algorithm.results import (
     NodeView,
     ReleaseOutcome,
     release_is_decided,
     release_outcome,
     views,
 )
-from celery_redlock.lock.algorithm.renewal import Renewal
 from celery_redlock.lock.algorithm.several import acquire_all
-from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease, quorum
+from celery_redlock.lock.lock_events import of_grant, of_refusal, of_release, of_renewal, who
 from celery_redlock.lock.nodes.address import Address, addresses_of
-from celery_redlock.lock.nodes.call import Call
 from celery_redlock.lock.nodes.credentials import with_credentials
 from celery_redlock.lock.nodes.fanout import Fanout
+from celery_redlock.lock.nodes.round import Round
 from celery_redlock.lock.rules import Rules, in_seconds
 from celery_redlock.lock.scripts import requests
 from celery_redlock.lock.scripts.requests import Marker
 from celery_redlock.lock.scripts.votes import Ballot, VoteKind, count, votes_by_node
-from celery_redlock.lock.telling import of_grant, of_refusal, of_release, of_renewal, who
 from celery_redlock.lock.waiting.listener import Listener
 from celery_redlock.lock.watchdog import NotRenewed, Watchdog
-from celery_redlock.mutex import run_elsewhere
+from celery_redlock.process.deferral import defer_signals
+from celery_redlock.process.mutex import run_elsewhere
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing only since Python 3.11
@@ -100,12 +100,12 @@ class Redlock:
         #: those who keep other records on the nodes, or ask how these are.
         addresses = addresses_of(nodes)
         self.fanout = self._new_fanout(addresses)
-        self.client = Client(self.rules, self.fanout.labels)
+        self.participant = Participant(self.rules, self.fanout.labels)
         #: Hears which of the locks may be free that somebody waits for in this process.
         self.listener = self._new_listener(addresses)
         self.driver = Driver(self.fanout, sleep)
         if self.listener is not None:
-            self.client.listener = self.listener
+            self.participant.listener = self.listener
             self.listener.serve(self.driver)
         self._watchdog = self._new_watchdog()
 
@@ -119,7 +119,7 @@ class Redlock:
         """
         others = copy.copy(self)
         others.rules, others.notify, others.listener = rules, broadcast(observers), None
-        others.client = replace(self.client, rules=rules, listener=None)
+        others.participant = replace(self.participant, rules=rules, listener=None)
         others._watchdog = others._new_watchdog()  # noqa: SLF001  of this class
         return others
 
@@ -202,7 +202,7 @@ class Redlock:
             QuorumUnavailable: No quorum could decide.
             LockLost: The body ended without an error, but the lock was lost on the way.
         """
-        held = self.take(Wanted(name, *self._ttl_and_wait(ttl, wait), self.rules.fence))
+        held = self.take(LockRequest(name, *self._ttl_and_wait(ttl, wait), self.rules.fence))
         try:
             yield held
             held.ensure_held()
@@ -233,7 +233,7 @@ class Redlock:
             QuorumUnavailable: No quorum could decide.
             ConfigurationError: *ttl* is longer than ``max_ttl``, or no number.
         """
-        return self._acquire(Wanted(name, *self._ttl_and_wait(ttl, wait), self.rules.fence))
+        return self._acquire(LockRequest(name, *self._ttl_and_wait(ttl, wait), self.rules.fence))
 
     def extend(self, lease: Lease) -> Lease:
         """
@@ -244,7 +244,7 @@ class Redlock:
             QuorumUnavailable: Too few nodes answered; *lease* stays what it was, and may
                 be extended again until it ends.
         """
-        renewal = Renewal(self.client, lease)
+        renewal = Renewal(self.participant, lease)
         if (
             renewal.started >= lease.valid_until
         ):  # asking now would only restore keys that nobody needs
@@ -311,18 +311,20 @@ class Redlock:
 
     # -- for those who build on it ------------------------------------------------
 
-    def take(self, wanted: Wanted, on_lost: Callable[[HeldLock], None] | None = None) -> HeldLock:
+    def take(
+        self, request: LockRequest, on_lost: Callable[[HeldLock], None] | None = None
+    ) -> HeldLock:
         """
-        Acquire what is *wanted* and let the watchdog renew it until `give_back`.
+        Acquire the lock of *request* and let the watchdog renew it until `give_back`.
 
         Args:
-            wanted: Name, ttl, wait, and the description of the holder.
+            request: Name, ttl, wait, and the description of the holder.
             on_lost: Called once, in the watchdog's thread, when the lock is lost.
 
         Raises:
-            LockTaken, QuorumUnavailable, wanted.MarkerStands: As `rounds.acquire`.
+            LockTaken, QuorumUnavailable, request.MarkerStands: As `acquiring.acquire`.
         """
-        lease = self._acquire(wanted)
+        lease = self._acquire(request)
         try:
             held = self._watch(lease, on_lost)
         except BaseException:
@@ -331,31 +333,35 @@ class Redlock:
         return held
 
     def take_all(
-        self, wanted: Sequence[Wanted], on_lost: Callable[[HeldLock], None] | None = None
+        self,
+        lock_requests: Sequence[LockRequest],
+        on_lost: Callable[[HeldLock], None] | None = None,
     ) -> dict[str, HeldLock]:
         """
-        Acquire all that is *wanted*, or nothing, and have it renewed until `give_back`.
+        Acquire all *lock_requests*, or nothing, and have it renewed until `give_back`.
 
         For callers that defer signals: one that strikes as this returns leaves locks behind.
 
         Args:
-            wanted: Each as of `take`; no two of one name.
+            lock_requests: Each as of `take`; no two of one name.
             on_lost: As of `take`, called for each that is lost.
 
         Returns:
             The locks by name, in the order in which they were granted.
 
         Raises:
-            LockTaken, QuorumUnavailable, wanted.MarkerStands: As `several.acquire_all`.
+            LockTaken, QuorumUnavailable, request.MarkerStands: As `several.acquire_all`.
         """
         started = clock.now()
         try:
-            leases = self.driver.drive(acquire_all(self.client, wanted), wanted[0].ends)
+            leases = self.driver.drive(
+                acquire_all(self.participant, lock_requests), lock_requests[0].ends
+            )
         except LockNotAcquired as error:
-            self.notify(of_refusal(error, wanted[0].info, clock.now() - started))
+            self.notify(of_refusal(error, lock_requests[0].info, clock.now() - started))
             raise
         try:
-            for one in wanted:
+            for one in lock_requests:
                 self.notify(of_grant(leases[one.name], one, clock.now() - started))
             held = {name: self._watch(lease, on_lost) for name, lease in leases.items()}
         except BaseException:
@@ -420,7 +426,7 @@ class Redlock:
 
         Args:
             name: Lock name.
-            owner: As in `wanted.Wanted`; somebody else's lock stays what it is.
+            owner: As in `request.LockRequest`; somebody else's lock stays what it is.
             since: When the holder began [s, Unix time], for those who are told.
             keep: Let the key stand for so much longer instead [s].
             info: How the holder described itself.
@@ -459,15 +465,15 @@ class Redlock:
             self.rules.wait if wait is None else in_seconds("wait", wait),
         )
 
-    def _acquire(self, wanted: Wanted) -> Lease:
+    def _acquire(self, request: LockRequest) -> Lease:
         started = clock.now()
         try:
-            lease = self.driver.drive(rounds.acquire(self.client, wanted), wanted.ends)
+            lease = self.driver.drive(acquiring.acquire(self.participant, request), request.ends)
         except LockNotAcquired as error:
-            self.notify(of_refusal(error, wanted.info, clock.now() - started))
+            self.notify(of_refusal(error, request.info, clock.now() - started))
             raise
         try:
-            self.notify(of_grant(lease, wanted, clock.now() - started))
+            self.notify(of_grant(lease, request, clock.now() - started))
         except BaseException:
             self._take_back(lease)
             raise
@@ -481,10 +487,10 @@ class Redlock:
         self._let_go(lease)
 
     def _extend_all(self, leases: Sequence[Lease]) -> list[Lease | NotRenewed]:
-        renewals = [Renewal(self.client, lease) for lease in leases]
-        calls = [Call(r.request(), len(self.labels), r.decided) for r in renewals]
-        self.fanout.ask(calls)
-        return [self._outcome(r, call.ballot) for r, call in zip(renewals, calls, strict=True)]
+        renewals = [Renewal(self.participant, lease) for lease in leases]
+        rounds = [Round(r.request(), len(self.labels), r.decided) for r in renewals]
+        self.fanout.ask(rounds)
+        return [self._outcome(r, a.ballot) for r, a in zip(renewals, rounds, strict=True)]
 
     def _outcome(self, renewal: Renewal, ballot: Ballot) -> Lease | NotRenewed:
         outcome = renewal.outcome(ballot)

@@ -25,12 +25,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from celery_redlock.deferral import defer_signals
-from celery_redlock.forks import members
 from celery_redlock.lock import clock
 from celery_redlock.lock.lease import Lease, renew_at
-from celery_redlock.log import get_logger
-from celery_redlock.mutex import new_mutex
+from celery_redlock.process.deferral import defer_signals
+from celery_redlock.process.forks import members
+from celery_redlock.process.log import get_logger
+from celery_redlock.process.mutex import new_mutex
 
 if TYPE_CHECKING:
     from celery_redlock.lock.held import HeldLock

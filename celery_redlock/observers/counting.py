@@ -7,8 +7,8 @@ released.
 
 from __future__ import annotations
 
-from celery_redlock.forks import around_fork
-from celery_redlock.mutex import new_mutex
+from celery_redlock.process.forks import around_fork
+from celery_redlock.process.mutex import new_mutex
 
 __all__ = ["counting"]
 

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_redlock.events import Event, NodeDown, NodeEvent, NodeUp, TaskSkipped
-from celery_redlock.log import get_logger
 from celery_redlock.observers.records import record_of, reported_as
+from celery_redlock.process.log import get_logger
 from celery_redlock.reading.sentences import sentence
 
 __all__ = ["Log", "log_event"]

@@ -18,9 +18,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from celery_redlock.forks import members
-from celery_redlock.log import get_logger
-from celery_redlock.mutex import new_mutex
+from celery_redlock.process.forks import members
+from celery_redlock.process.log import get_logger
+from celery_redlock.process.mutex import new_mutex
 
 __all__ = ["Outbox"]
 

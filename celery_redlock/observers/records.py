@@ -9,7 +9,7 @@ from typing import Any
 
 from celery_redlock.events import Event
 from celery_redlock.lock.records import LONGEST_NAME
-from celery_redlock.log import cut
+from celery_redlock.process.log import cut
 
 __all__ = ["record_of", "reported_as"]
 

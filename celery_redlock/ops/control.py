@@ -5,7 +5,7 @@ What a worker tells over Celery's remote control: its locks, and how it sees the
     celery -A shop inspect redlock_nodes
 
 Every start of ``celery`` imports this, with `celery_redlock.ops.cli`, and so does every worker
-(`celery_redlock.worker_start`). What answers is in `celery_redlock.ops.inspected`.
+(`celery_redlock.task.worker.start_steps`). What answers is in `celery_redlock.ops.inspected`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any
 from celery.worker.state import active_requests
 
 from celery_redlock.errors import RedlockError
-from celery_redlock.lock.algorithm.outcomes import NodeView
+from celery_redlock.lock.algorithm.results import NodeView
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import quorum
 from celery_redlock.plugin import Plugin, locking, plugin_for

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from celery_redlock.log import cut
 from celery_redlock.ops.screen import colour, is_terminal
+from celery_redlock.process.log import cut
 
 __all__ = ["LONGEST", "Columns", "in_json", "one_line", "paragraph", "show_json", "show_table"]
 

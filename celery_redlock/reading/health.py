@@ -11,7 +11,7 @@ import enum
 from typing import TYPE_CHECKING
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.lock.algorithm.asks import Ask
+from celery_redlock.lock.algorithm.effects import Ask
 from celery_redlock.lock.nodes.address import UrlAddress
 from celery_redlock.lock.scripts.requests import probe_request
 from celery_redlock.lock.scripts.votes import Vote, VoteKind

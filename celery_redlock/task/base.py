@@ -12,7 +12,6 @@ from celery.utils.log import get_logger
 
 from celery_redlock.errors import ConfigurationError, LockTaken, QuorumUnavailable
 from celery_redlock.lock.held import HeldLock
-from celery_redlock.nodewatch import WatchNodes
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task.execution.calls import after, call
 from celery_redlock.task.execution.execution import current_lock, running_execution
@@ -28,7 +27,8 @@ from celery_redlock.task.overrides import check_bases, check_body, check_request
 from celery_redlock.task.policies import Policy
 from celery_redlock.task.publish.publish import publish
 from celery_redlock.task.publish.result import FreeResultsLater, UniqueResult, result_of
-from celery_redlock.worker_start import CheckLocks, NoteDeaths
+from celery_redlock.task.worker.node_watch import WatchNodes
+from celery_redlock.task.worker.start_steps import CheckLocks, NoteDeaths
 
 __all__ = ["RedlockTask", "install", "takes_lock"]
 

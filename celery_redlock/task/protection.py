@@ -18,7 +18,7 @@ from celery import signals
 
 from celery_redlock.configuration import redlock_conf
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.log import get_logger
+from celery_redlock.process.log import get_logger
 from celery_redlock.protect import WatchedTasks, watch_with
 from celery_redlock.settings import known
 from celery_redlock.task.base import RedlockTask, install

@@ -9,8 +9,8 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from celery_redlock.forks import around_fork
 from celery_redlock.lock.scripts.scripting import registered
+from celery_redlock.process.forks import around_fork
 from celery_redlock.testing import lua
 from celery_redlock.testing.keyspace import (
     COMMANDS,

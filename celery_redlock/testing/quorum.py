@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.events import Observer
-from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.nodes.address import Address
@@ -50,7 +50,7 @@ class MemoryLocks(Redlock):
         clock = servers.clock
         self._is_other = is_other
         super().__init__(servers.urls, rules, observers, sleep=clock.tick)
-        self.client.now, self.client.wall = clock.now, clock.wall
+        self.participant.now, self.participant.wall = clock.now, clock.wall
 
     def connected(self) -> Self:
         """Connect to all nodes: what they lose later is noticed when they lose it."""
@@ -185,7 +185,7 @@ class MemoryQuorum:
             QuorumUnavailable: Too many nodes are broken.
         """
         lasting = self.rules.ttl if ttl is None else self.rules.check_ttl(ttl)
-        wanted = Wanted(name_of(what), lasting, 0.0, self.rules.fence)
+        wanted = LockRequest(name_of(what), lasting, 0.0, self.rules.fence)
         return OtherHolder(self._others, self._others.take(wanted))
 
     def holder(self, what: Any) -> dict[str, Any] | None:

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from celery_redlock.forks import around_fork
+from celery_redlock.process.forks import around_fork
 from celery_redlock.testing.ports import HOST, reserved
 from celery_redlock.testing.reaper import reaper
 

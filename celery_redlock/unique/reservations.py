@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from celery_redlock.errors import QuorumUnavailable
 from celery_redlock.events import LockUnavailable, Notify
 from celery_redlock.lock import clock
-from celery_redlock.lock.algorithm.asks import Ask
-from celery_redlock.lock.algorithm.client import Client
+from celery_redlock.lock.algorithm.effects import Ask
+from celery_redlock.lock.algorithm.participant import Participant
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.scripts.votes import Ballot, VoteKind, has_majority
 from celery_redlock.unique.requests import (
@@ -44,20 +44,20 @@ class Reservations:
     The reservations on the nodes of one process. Safe from any thread.
 
     Args:
-        client: What this client of the cluster knows.
+        participant: What this client of the cluster knows.
         driver: Does the I/O.
         notify: Called when no quorum could decide.
     """
 
-    def __init__(self, client: Client, driver: Driver, notify: Notify) -> None:
-        self._client = client
+    def __init__(self, participant: Participant, driver: Driver, notify: Notify) -> None:
+        self._participant = participant
         self._driver = driver
         self._notify = notify
 
     @classmethod
     def on(cls, locks: Redlock) -> Self:
         """Return the reservations on the nodes of *locks*."""
-        return cls(locks.client, locks.driver, locks.notify)
+        return cls(locks.participant, locks.driver, locks.notify)
 
     def reserve(self, trigger: Trigger, ends: float | None = None) -> Reserved | Duplicate:
         """
@@ -72,7 +72,7 @@ class Reservations:
         """
         started = clock.now()
         try:
-            return self._driver.drive(reserve(self._client, trigger, ends), ends)
+            return self._driver.drive(reserve(self._participant, trigger, ends), ends)
         except QuorumUnavailable as error:
             self._notify(LockUnavailable(trigger.name, error.votes, clock.now() - started))
             raise
@@ -90,7 +90,7 @@ class Reservations:
         Returns:
             What was merged into the task; or why it may not start.
         """
-        request = start_request(self._client.rules, name, token, begun)
+        request = start_request(self._participant.rules, name, token, begun)
         if not wait:
             self._driver.tell(request)
             return Started()
@@ -114,7 +114,7 @@ class Reservations:
             life: How long it is to stand by itself from now on [s].
             wait: Whether to wait for the answers of a majority, and for connections before.
         """
-        request = end_request(self._client.rules, name, token, how, life)
+        request = end_request(self._participant.rules, name, token, how, life)
         if wait:
             self._driver.ask(Ask(request, has_answered))
         else:

@@ -31,8 +31,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_redlock.errors import QuorumUnavailable
-from celery_redlock.lock.algorithm.asks import Ask, Pause, Tell
-from celery_redlock.lock.algorithm.client import Client, fresh_token, new_owner
+from celery_redlock.lock.algorithm.effects import Ask, Send, Sleep
+from celery_redlock.lock.algorithm.participant import Participant, fresh_token, new_owner
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import TOKEN_LENGTH, holder_payload
 from celery_redlock.lock.scripts.votes import (
@@ -150,15 +150,15 @@ def without_ours(ballot: Ballot) -> frozenset[int]:
     return positions_of(ballot, VoteKind.REFUSED, ReservationVote.MERGED, VoteKind.QUARANTINED)
 
 
-Steps = Generator["Ask | Tell | Pause", Any, "Reserved | Duplicate"]
+Steps = Generator["Ask | Send | Sleep", Any, "Reserved | Duplicate"]
 
 
-def reserve(client: Client, trigger: Trigger, ends: float | None = None) -> Steps:
+def reserve(participant: Participant, trigger: Trigger, ends: float | None = None) -> Steps:
     """
     Take the reservation, or find out who has it.
 
     Args:
-        client: What this client of the cluster knows.
+        participant: What this client of the cluster knows.
         trigger: The publish.
         ends: Give up by then whatever the nodes do [s, our clock]; None for no such limit.
 
@@ -166,15 +166,17 @@ def reserve(client: Client, trigger: Trigger, ends: float | None = None) -> Step
         QuorumUnavailable: No quorum could decide.
     """
     owner = new_owner()
-    known = trigger._replace(info=holder_payload(trigger.info, client.wall()))
+    known = trigger._replace(info=holder_payload(trigger.info, participant.wall()))
     version = 0
     for tries in range(SPLIT_TRIES):
-        token = fresh_token(client, owner)
+        token = fresh_token(participant, owner)
         try:
-            version = max(client.propose(), version + 1)
-            clean = frozenset(range(len(client.labels)))
+            version = max(participant.propose(), version + 1)
+            clean = frozenset(range(len(participant.labels)))
             for _ in range(1 + VERSION_TRIES):
-                ballot = yield Ask(reserve_request(client.rules, known, token, version), is_decided)
+                ballot = yield Ask(
+                    reserve_request(participant.rules, known, token, version), is_decided
+                )
                 votes, clean = agreed(ballot, answer_of), clean & without_ours(ballot)
                 if holds(votes, version, ballot):
                     break
@@ -184,20 +186,20 @@ def reserve(client: Client, trigger: Trigger, ends: float | None = None) -> Step
             is_placed = votes and votes[0].kind in OURS
             if not is_placed and len(clean) < len(ballot):
                 # A node that stored it all the same had forgotten the others' reservation: rare.
-                yield Tell(end_request(client.rules, trigger.name, token), clean)
+                yield Send(end_request(participant.rules, trigger.name, token), clean)
         except GeneratorExit:  # dropped by its driver: nobody could send it
             raise
         except BaseException:
-            yield Tell(end_request(client.rules, trigger.name, token))
+            yield Send(end_request(participant.rules, trigger.name, token))
             raise
         if votes:
-            return outcome(votes, token, ballot, client.labels)
-        pause = client.chance(0.0, min(0.06, 0.002 * 2**tries))
-        is_too_late = ends is not None and client.now() + pause >= ends
+            return outcome(votes, token, ballot, participant.labels)
+        pause = participant.chance(0.0, min(0.06, 0.002 * 2**tries))
+        is_too_late = ends is not None and participant.now() + pause >= ends
         if is_too_late or not has_met_others(ballot):
             break
-        yield Pause(pause)
-    why = votes_by_node(ballot, client.labels)
+        yield Sleep(pause)
+    why = votes_by_node(ballot, participant.labels)
     raise QuorumUnavailable(trigger.name, why, quarantine_left(ballot, ANSWERS))
 
 

@@ -11,8 +11,8 @@ from amqp import FrameSyntaxError
 
 from celery_redlock import ConfigurationError, RedlockTask
 from celery_redlock.lock.records import shorten
-from celery_redlock.log import LONGEST_STORED, cut
 from celery_redlock.plugin import plugin_for
+from celery_redlock.process.log import LONGEST_STORED, cut
 from celery_redlock.reading.journal import JournalReader
 from support.stage import LASTING, stage
 from support.waiting import eventually

@@ -23,7 +23,7 @@ import pytest
 import redis
 
 from celery_redlock import RedlockTask
-from celery_redlock.observer_names import FILES
+from celery_redlock.observers.names import FILES
 from support.metrics import free_port, serve_as_shown
 from support.stage import stage
 from support.waiting import eventually

@@ -13,10 +13,11 @@ import pytest
 import redis
 from billiard.util import set_pdeathsig
 
-from celery_redlock import RedlockTask, nodewatch
+from celery_redlock import RedlockTask
 from celery_redlock.lock.rules import Rules
-from celery_redlock.observer_names import FILES
+from celery_redlock.observers.names import FILES
 from celery_redlock.reading.nodes import bootstrap
+from celery_redlock.task.worker import node_watch
 from support.events import body
 from support.metrics import free_port, scrape, serve_as_shown
 from support.stage import LASTING, stage
@@ -37,7 +38,7 @@ ON = {
 def declare(app):
     """One task per way to fail, and one that holds its lock until it is told to go on."""
     if "STAGE" in os.environ:  # in a worker, which is to notice soon what becomes of nodes
-        nodewatch.LOOK_EVERY = 0.5
+        node_watch.LOOK_EVERY = 0.5
         serve_as_shown(os.environ["METRICS_PORT"])
 
     @app.task(base=RedlockTask, name="nap", lock_key="{name}", shared=False)

@@ -11,7 +11,7 @@ import pytest
 from celery.schedules import crontab
 
 from celery_redlock import RedlockTask
-from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.task.messages.slot import Slot
 from companions.test_sentry import begin
 from support.beats import stage_beat
@@ -68,7 +68,7 @@ def test_a_slot_that_is_skipped_begins_none(it):
     """The run of an earlier slot has the lock."""
     locks = it.locks()
     info = {"task": "nightly", "task_id": "earlier", **Slot("nightly", time.time() - 60).info}
-    held = locks.take(Wanted("nightly", locks.rules.max_ttl, 60.0, info=info))
+    held = locks.take(LockRequest("nightly", locks.rules.max_ttl, 60.0, info=info))
     beat = stage_beat(it, "beat")
     beat.wait_for_log(r"Skipped slot 'nightly'", timeout=100)
     assert check_ins(it.folder) == {}

@@ -22,13 +22,13 @@ from redis.utils import HIREDIS_AVAILABLE
 from celery_redlock import RedlockTask, events
 from celery_redlock.errors import ConfigurationError, LockTaken, QuorumUnavailable
 from celery_redlock.lock import clock
-from celery_redlock.lock.algorithm.outcomes import ReleaseOutcome
+from celery_redlock.lock.algorithm.results import ReleaseOutcome
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.nodes import guard
 from celery_redlock.lock.nodes import node as node_module
 from celery_redlock.lock.nodes.address import address_of
-from celery_redlock.lock.nodes.call import Call
 from celery_redlock.lock.nodes.node import Gone, Node
+from celery_redlock.lock.nodes.round import Round
 from celery_redlock.lock.records import line_key, marker_key
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
@@ -67,7 +67,7 @@ def never(ballot):
 
 def call(request, decided=never):
     """Return a call to one node."""
-    return Call(request, 1, decided)
+    return Round(request, 1, decided)
 
 
 def acquire(name="n", token=A, fence=0):

@@ -2,7 +2,7 @@
 What a client makes of the answers: the library's own code, over small ballots.
 
 A ballot here is a tuple of answers (see `exploration.nodes`). It becomes one of real votes,
-goes through a real `Call`, and what is decided comes from `judge`, from the generator
+goes through a real `Round`, and what is decided comes from `judge`, from the generator
 `Attempt.settle`, and from `Renewal`. All is remembered, for there are few different ballots;
 who patches the library has to `forget`.
 
@@ -17,13 +17,13 @@ from collections.abc import Callable, Generator
 from functools import cache
 from typing import NamedTuple
 
-from celery_redlock.lock.algorithm.asks import Ask
 from celery_redlock.lock.algorithm.attempt import CONFIRM_ROUNDS, Attempt
-from celery_redlock.lock.algorithm.client import Client
+from celery_redlock.lock.algorithm.effects import Ask
+from celery_redlock.lock.algorithm.participant import Participant
 from celery_redlock.lock.algorithm.renewal import Renewal
-from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.lease import Lease, quorum, valid_until
-from celery_redlock.lock.nodes.call import Call
+from celery_redlock.lock.nodes.round import Round
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts.votes import (
     Ballot,
@@ -92,10 +92,10 @@ class Clock:
         return self.time
 
 
-def client(ttl: int, clock: Clock) -> Client:
+def client(ttl: int, clock: Clock) -> Participant:
     """Return a client whose leases last *ttl* ticks; all clocks are right."""
     rules = Rules(ttl=ttl, max_ttl=ttl, node_timeout=0.1, drift_factor=0.0)
-    return Client(rules, labels=("A", "B", "C"), now=clock.now, wall=clock.now)
+    return Participant(rules, labels=("A", "B", "C"), now=clock.now, wall=clock.now)
 
 
 def ticks_left(lease: Lease, clock: Clock) -> int:
@@ -103,9 +103,9 @@ def ticks_left(lease: Lease, clock: Clock) -> int:
     return max(0, math.ceil(lease.valid_until - clock.time))
 
 
-def put(ask: Ask, answers: Answers) -> Call:
+def put(ask: Ask, answers: Answers) -> Round:
     """Return the call of *ask* after these answers."""
-    call = Call(ask.request, len(answers), ask.decided)
+    call = Round(ask.request, len(answers), ask.decided)
     for position, answer in enumerate(answers):
         counted = vote(answer)
         if counted is not None:
@@ -115,7 +115,7 @@ def put(ask: Ask, answers: Answers) -> Call:
 
 def attempt(ttl: int, clock: Clock) -> Attempt:
     """Return an attempt that begins now."""
-    wanted = Wanted("k", ttl, fence=True)
+    wanted = LockRequest("k", ttl, fence=True)
     made = Attempt(client(ttl, clock), wanted, 0)
     made.token = "0" * 40
     return made
@@ -152,7 +152,7 @@ def acquired(
     """Return what a client does that asked *elapsed* ticks ago and has these answers so far."""
     clock = Clock()
     trying = attempt(ttl, clock)
-    call = put(Ask(trying.request(), acquire_is_decided), answers)
+    call = put(Ask(trying.acquire(), acquire_is_decided), answers)
     clock.time = float(elapsed)
     if call.is_open and not timed_out:
         return WAIT

@@ -27,9 +27,9 @@ from celery_redlock.beat import slot_records as slots
 from celery_redlock.lock import clock
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.nodes.address import address_of
-from celery_redlock.lock.nodes.call import Call
 from celery_redlock.lock.nodes.guard import Greeting, Unfit, greet, read_info
 from celery_redlock.lock.nodes.node import Gone, Node
+from celery_redlock.lock.nodes.round import Round
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import requests, votes
 from celery_redlock.lock.scripts.scripting import Script, pack
@@ -81,7 +81,7 @@ LARGEST = 2**53
 def node_asked(kind, nodes=1):
     """Return a node that owes an answer, and the call that it owes it to."""
     request, decided = ASKED[kind]
-    call = Call(request, nodes, decided)
+    call = Round(request, nodes, decided)
     node = Node(0, address_of("redis://127.0.0.1:1/0"), RULES, deque())
     node._owed.append((call, clock.now()))
     return node, call

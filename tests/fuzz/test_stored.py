@@ -28,8 +28,8 @@ from celery_redlock.beat.slots import settled
 from celery_redlock.beat.term import led_by, majority_holder
 from celery_redlock.errors import LockKeyError
 from celery_redlock.events import KINDS, TaskSkipped
-from celery_redlock.lock.algorithm.outcomes import NodeView
-from celery_redlock.lock.algorithm.wanted import MarkerStands, Wanted
+from celery_redlock.lock.algorithm.request import LockRequest, MarkerStands
+from celery_redlock.lock.algorithm.results import NodeView
 from celery_redlock.lock.records import is_ours, read_holder
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts.votes import Vote, VoteKind, holder_of
@@ -419,7 +419,7 @@ def test_locks_bear_what_is_planted(app, five_nodes, keys):
             client.get("redlock:lock:n") if client.type("redlock:lock:n") == b"string" else None
         )
         try:
-            held = locks.take(Wanted("n", 20.0, marker="id/0/0"))
+            held = locks.take(LockRequest("n", 20.0, marker="id/0/0"))
         except (LockTaken, QuorumUnavailable, MarkerStands):
             if before is not None:
                 assert client.get("redlock:lock:n") == before

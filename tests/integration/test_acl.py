@@ -19,8 +19,8 @@ import redis
 
 from celery_redlock import LockTaken, Redlock
 from celery_redlock.beat.slot_records import Claim, Slots
-from celery_redlock.lock.algorithm.asks import Ask
-from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.algorithm.effects import Ask
+from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts.requests import Marker
 from celery_redlock.lock.scripts.scripting import registered
@@ -137,7 +137,7 @@ class Everything:
 
     def finished_tasks(self):
         """The marker of one that has finished is set with the release, and taken away."""
-        held = self.locks.take(Wanted("marked", 60.0))
+        held = self.locks.take(LockRequest("marked", 60.0))
         self.locks.give_back(held, keep=30.0, marker=Marker("of a task", "done", 60.0))
         self.locks.inspect("marked")  # answers come in order: now the release has arrived
         assert self.admin.get("redlock:marker:of a task") == b"done"

@@ -11,9 +11,9 @@ import pytest
 from celery import Celery
 from celery.app import trace
 
-from celery_redlock.celery_events import CeleryEvents
 from celery_redlock.events import NodeUp
 from celery_redlock.observers import outbox
+from celery_redlock.observers.celery_events import CeleryEvents
 from support.clients import let_go
 from support.waiting import eventually
 

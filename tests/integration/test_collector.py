@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from celery_redlock import QuorumUnavailable, Redlock
-from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import bootstrap
 from support.stored import ROOMY, holders
@@ -82,7 +82,7 @@ def test_abandoned_generators_end_and_release(nodes):
 
 def test_a_release_amid_our_own_work_waits_for_nothing_and_is_sent(locks, nodes):
     """The thread that is to wait for the nodes holds what their answers need."""
-    held, lease = locks.take(Wanted("held", 60.0)), locks.acquire("lease", wait=20)
+    held, lease = locks.take(LockRequest("held", 60.0)), locks.acquire("lease", wait=20)
     for mutex in (locks.fanout._mutex, locks._watchdog._mutex):
         with mutex:
             locks.give_back(held)

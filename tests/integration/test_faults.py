@@ -28,8 +28,8 @@ from celery_redlock import events
 from celery_redlock.errors import LockLost, LockTaken, QuorumUnavailable
 from celery_redlock.lock import clock, held
 from celery_redlock.lock.algorithm import attempt
-from celery_redlock.lock.algorithm.outcomes import ReleaseOutcome
-from celery_redlock.lock.algorithm.wanted import MarkerStands, Wanted
+from celery_redlock.lock.algorithm.request import LockRequest, MarkerStands
+from celery_redlock.lock.algorithm.results import ReleaseOutcome
 from celery_redlock.lock.nodes import call, node
 from celery_redlock.lock.nodes.fanout import Fanout
 from celery_redlock.lock.nodes.steps import NodeClock
@@ -339,7 +339,7 @@ def test_a_renewal_after_the_deadline_revives_nothing(five_nodes, locks, monkeyp
     late = lock.acquire("report")
     assert all(view.holder for view in lock.inspect("report"))
     moment = late.valid_until + (0.1 if on else -0.1)
-    monkeypatch.setattr(lock.client, "now", lambda: moment)
+    monkeypatch.setattr(lock.participant, "now", lambda: moment)
     try:
         lock.extend(late)
         revived = True
@@ -364,7 +364,7 @@ def test_a_renewal_that_overtakes_its_release_leaves_no_lock_behind(
     monkeypatch.setattr(lock._watchdog, "_extend", extend_late)
     if not on:
         monkeypatch.setattr(lock._watchdog, "unwatch", lambda held: None)
-    mine = lock.take(Wanted("report", 60.0))
+    mine = lock.take(LockRequest("report", 60.0))
     renewing = threading.Thread(target=lock._watchdog.renew, args=([mine],))
     renewing.start()
     assert begun.wait(60)
@@ -479,7 +479,7 @@ def test_a_marker_that_somebody_planted_ends_nothing(five_nodes, locks, monkeypa
     with redis.Redis.from_url(five_nodes[0].url) as client:
         client.set(marker_key("redlock", "run:1"), b"done", px=60_000)
     with contextlib.nullcontext() if on else pytest.raises(MarkerStands):
-        lock.give_back(lock.take(Wanted("report", 60.0, marker="run:1")))
+        lock.give_back(lock.take(LockRequest("report", 60.0, marker="run:1")))
 
 
 @protection
@@ -751,7 +751,7 @@ def test_a_lock_without_a_majority_is_lost_at_its_deadline_and_not_before(redis_
     servers = redis_nodes(3)
     lock = locks(servers, ttl=RENEWED)
     lost_at = []
-    mine = lock.take(Wanted("report", RENEWED), lambda held: lost_at.append(clock.now()))
+    mine = lock.take(LockRequest("report", RENEWED), lambda held: lost_at.append(clock.now()))
     for server in servers[:2]:
         server.kill()
     deadline = mine.lease.valid_until
@@ -771,7 +771,7 @@ def test_a_lock_is_lost_by_the_clock_even_if_the_watchdog_never_runs(
     if not on:
         monkeypatch.setattr(held.HeldLock, "lost_reason", None)
     lock, rival = locks(five_nodes[:3], **BRIEF), locks(five_nodes[:3], bootstrap=False, **BRIEF)
-    mine = lock.take(Wanted("report", 3.0, wait=60.0))
+    mine = lock.take(LockRequest("report", 3.0, wait=60.0))
     rival.acquire("report", wait=60)
     try:
         mine.ensure_held()
@@ -796,7 +796,7 @@ def test_a_lost_lock_ends_before_anybody_else_can_have_it(five_nodes, locks, mon
     turns = 0
     while turns < 2 or not last_good:  # a machine that stalls may never come to use it
         turns += 1
-        mine = lock.take(Wanted("report", 3.0, wait=60.0))
+        mine = lock.take(LockRequest("report", 3.0, wait=60.0))
         user = threading.Thread(target=use)
         user.start()
         lease = rival.acquire("report", wait=60)

@@ -18,7 +18,7 @@ import pytest
 import redis
 
 from celery_redlock import LockTaken
-from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.records import place_name
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import bootstrap
@@ -119,7 +119,7 @@ def test_a_process_that_stands_still_holds_nobody_up(stack):
     holder = stack.enter_context(closing(locks_on(ways[0])))
 
     def contend(name, hints):
-        held = holder.take(Wanted(name, 60.0, wait=10.0))
+        held = holder.take(LockRequest(name, 60.0, wait=10.0))
         ends = now() + ALL_WAIT + LENGTH
         stopped.begin(name, ends, hints=hints, threads=10)
         for one in crew:
@@ -191,7 +191,7 @@ def test_a_lock_of_many_places_costs_who_waits_for_it_no_more_than_one_of_two(st
     urls = [node.url for node in nodes]
     bootstrap(urls, Rules(**RULES))
     locks = stack.enter_context(closing(locks_on(urls)))
-    locks.give_back(locks.take(Wanted("warm up", 60.0, wait=10.0)))
+    locks.give_back(locks.take(LockRequest("warm up", 60.0, wait=10.0)))
     cost = {}
     for limit in (2, 300):
         keys = [f"redlock:lock:{place_name(f'x {limit}', place)}" for place in range(limit)]
@@ -201,7 +201,7 @@ def test_a_lock_of_many_places_costs_who_waits_for_it_no_more_than_one_of_two(st
         before = commands(nodes)
         for _ in range(3):
             with pytest.raises(LockTaken):
-                locks.take(Wanted(f"x {limit}", 60.0, wait=0.1, limit=limit))
+                locks.take(LockRequest(f"x {limit}", 60.0, wait=0.1, limit=limit))
         locks.inspect("x")  # on the same connections, so after all that it said
         cost[limit] = commands(nodes) - before
     assert cost[300] <= 2 * cost[2], cost
@@ -213,7 +213,7 @@ def test_places_that_nobody_released_are_filled_at_once(stack):
     urls = [node.url for node in nodes]
     bootstrap(urls, Rules(**RULES))
     locks = stack.enter_context(closing(locks_on(urls)))
-    locks.give_back(locks.take(Wanted("warm up", 60.0, wait=10.0)))
+    locks.give_back(locks.take(LockRequest("warm up", 60.0, wait=10.0)))
     keys = [f"redlock:lock:{place_name('x', place)}" for place in range(8)]
     clients = [stack.enter_context(redis.Redis.from_url(url)) for url in urls]
     for client in clients:
@@ -221,7 +221,7 @@ def test_places_that_nobody_released_are_filled_at_once(stack):
     held, granted = [], []
 
     def wait():
-        held.append(locks.take(Wanted("x", 60.0, wait=60.0, limit=8)))
+        held.append(locks.take(LockRequest("x", 60.0, wait=60.0, limit=8)))
         granted.append(now())
 
     threads = [threading.Thread(target=wait) for _ in keys]

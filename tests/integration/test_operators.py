@@ -18,7 +18,7 @@ from celery_redlock.events import (
     LockUnavailable,
 )
 from celery_redlock.lock import clock
-from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.nodes.address import addresses_of
 from celery_redlock.lock.nodes.node import Node
 from celery_redlock.lock.rules import Rules
@@ -41,7 +41,7 @@ def urls(nodes):
 
 def wanted(name):
     """Return what a task asks for; short, as renewals are looked for."""
-    return Wanted(name, RENEWED, info={**WHO, "execution": "me/0/0"})
+    return LockRequest(name, RENEWED, info={**WHO, "execution": "me/0/0"})
 
 
 @pytest.fixture

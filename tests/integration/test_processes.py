@@ -17,7 +17,7 @@ import pytest
 import redis
 
 import celery_redlock
-from celery_redlock.lock.algorithm.outcomes import ReleaseOutcome
+from celery_redlock.lock.algorithm.results import ReleaseOutcome
 from celery_redlock.lock.records import Keys
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
@@ -51,9 +51,9 @@ import contextlib, json, os, signal, sys, threading, time
 
 from celery_redlock.errors import LockLost, LockTaken, QuorumUnavailable, RedlockError
 from celery_redlock.lock.nodes import address, fanout
-from celery_redlock.lock.algorithm.outcomes import ReleaseOutcome
+from celery_redlock.lock.algorithm.results import ReleaseOutcome
 from celery_redlock.lock.redlock import Redlock
-from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.reading.health import connect, probe
 
 def tell(**what):
@@ -780,7 +780,7 @@ def test_a_lock_can_be_given_back_while_the_interpreter_ends(five_nodes, redis_n
         """
         import atexit
         lease = lock.acquire("report")
-        held = lock.take(Wanted("other", 60.0))
+        held = lock.take(LockRequest("other", 60.0))
         os.kill(PID, signal.SIGKILL)
         time.sleep(0.1)
 

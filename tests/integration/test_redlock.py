@@ -28,9 +28,9 @@ from celery_redlock.events import (
     NodeQuarantined,
 )
 from celery_redlock.lock import clock
-from celery_redlock.lock.algorithm.client import new_owner
-from celery_redlock.lock.algorithm.outcomes import ReleaseOutcome
-from celery_redlock.lock.algorithm.wanted import MarkerStands, Wanted
+from celery_redlock.lock.algorithm.participant import new_owner
+from celery_redlock.lock.algorithm.request import LockRequest, MarkerStands
+from celery_redlock.lock.algorithm.results import ReleaseOutcome
 from celery_redlock.lock.records import Keys
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
@@ -208,14 +208,14 @@ def test_a_lock_can_be_released_for_its_owner(five_nodes, locks):
     child, seen = locks(five_nodes[:3]), []
     parent = locks(five_nodes[:3], bootstrap=False, observers=[seen.append])
     owner, other = new_owner(), new_owner()
-    first = child.take(Wanted("report", 60.0, owner=owner))
+    first = child.take(LockRequest("report", 60.0, owner=owner))
     assert first.token.startswith(owner)
     assert len(first.token) == 40
     assert parent.release_for("report", other, since=first.since) is ReleaseOutcome.EXPIRED
     assert not first.is_lost
     assert parent.release_for("report", owner, since=first.since) is ReleaseOutcome.RELEASED
     assert [e.name for e in seen if isinstance(e, LockReleased)] == ["report"]
-    again = child.take(Wanted("report", 60.0, owner=owner))
+    again = child.take(LockRequest("report", 60.0, owner=owner))
     assert again.token != first.token
     outcome = parent.release_for("report", owner, since=again.since, keep=60.0)
     assert outcome is ReleaseOutcome.RELEASED
@@ -228,7 +228,7 @@ def test_a_marker_can_be_waited_for_by_who_never_connected(five_nodes, locks):
     locks(five_nodes[:3]).acquire("report")
     locks(five_nodes[:3], bootstrap=False).mark(Marker("run:1", "done", 60.0), wait=True)
     with pytest.raises(MarkerStands):
-        locks(five_nodes[:3], bootstrap=False).take(Wanted("it", 60.0, marker="run:1"))
+        locks(five_nodes[:3], bootstrap=False).take(LockRequest("it", 60.0, marker="run:1"))
 
 
 @pytest.mark.parametrize("size", [3, 5])
@@ -240,7 +240,7 @@ def test_what_has_finished_does_not_run_while_any_minority_is_down(redis_nodes, 
     for server in down:
         server.kill()
     ours = locks(servers, bootstrap=False, **rules)
-    held = ours.take(Wanted("it", 60.0, marker="run:1"))
+    held = ours.take(LockRequest("it", 60.0, marker="run:1"))
     ours.give_back(held, marker=Marker("run:1", "done", 60.0))
     for brought_back in (False, True):
         if brought_back:
@@ -248,7 +248,9 @@ def test_what_has_finished_does_not_run_while_any_minority_is_down(redis_nodes, 
             for server in down:
                 server.restart()
         with pytest.raises(MarkerStands) as stands:
-            locks(servers, bootstrap=False, **rules).take(Wanted("it", 60.0, 60.0, marker="run:1"))
+            locks(servers, bootstrap=False, **rules).take(
+                LockRequest("it", 60.0, 60.0, marker="run:1")
+            )
         assert stands.value.state == "done"
 
 
@@ -409,8 +411,8 @@ def test_the_holder_is_told_of_a_loss_once(five_nodes, locks):
         told.append((held.name, threading.current_thread().name))
         raise RuntimeError("a bad callback")
 
-    lost = lock.take(Wanted("report", RENEWED), on_lost)
-    kept = lock.take(Wanted("other", RENEWED))
+    lost = lock.take(LockRequest("report", RENEWED), on_lost)
+    kept = lock.take(LockRequest("other", RENEWED))
     for server in five_nodes[:3]:
         with redis.Redis.from_url(server.url) as client:
             client.set(Keys.of("redlock", "report").lock, b"x" * 40, px=600_000)
@@ -516,7 +518,7 @@ def test_nodes_beside_those_of_another_list_are_not_enrolled(redis_nodes, locks,
     servers = redis_nodes(max(new) + 1)
     ours = locks([servers[position] for position in old], **BRIEF)
     theirs = locks([servers[position] for position in new], bootstrap=False, **BRIEF)
-    ours.take(Wanted("report", 3.0, wait=60.0))
+    ours.take(LockRequest("report", 3.0, wait=60.0))
     with pytest.raises(ConfigurationError, match="redlock_nodes"):
         check(theirs)
     with pytest.raises(QuorumUnavailable, match="is not enrolled") as refusal:
@@ -692,7 +694,7 @@ def test_a_lock_that_its_node_forgot_is_lost_for_that_reason(five_nodes, locks):
     """It is not called slow: observers, and so doctor and journal, hear what the node said."""
     told = []
     lock = locks(five_nodes[:1], observers=[told.append], **BRIEF)
-    held = lock.take(Wanted("report", 3.0))
+    held = lock.take(LockRequest("report", 3.0))
     with redis.Redis.from_url(five_nodes[0].url) as client:
         client.flushall()
     (event,) = eventually(lambda: [e for e in told if isinstance(e, LeaseLost)], "the loss")
@@ -861,7 +863,7 @@ def test_a_short_max_ttl_shortens_a_ttl_that_nobody_set():
 def test_a_lock_that_a_test_leaves_behind_is_not_renewed_in_the_next(five_nodes, locks, hangs_up):
     """The tests' own clean-up; twin: without it the lock is back on servers that were emptied."""
     lock = locks(five_nodes[:3])
-    lock.take(Wanted("left", RENEWED))
+    lock.take(LockRequest("left", RENEWED))
     if hangs_up:
         hang_up()
     for node in five_nodes[:3]:

@@ -14,7 +14,7 @@ import redis
 
 import celery_redlock
 from celery_redlock import Redlock
-from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.health import check
 from celery_redlock.reading.nodes import bootstrap
@@ -83,7 +83,7 @@ def wait_until_free(nodes):
 
 def test_a_release_is_sent_at_once(locks, nodes):
     """What is given back is free although this process asks for nothing more."""
-    held = locks.take(Wanted("n", 600.0))
+    held = locks.take(LockRequest("n", 600.0))
     assert standing(nodes)
     locks.give_back(held)
     wait_until_free(nodes)
@@ -91,7 +91,7 @@ def test_a_release_is_sent_at_once(locks, nodes):
 
 def test_a_crowd_of_releases_at_once_leaves_nothing(locks, nodes):
     """A hundred threads give back together, and none of their locks is left to its lease."""
-    crowd = [locks.take(Wanted(f"n{number}", 600.0)) for number in range(100)]
+    crowd = [locks.take(LockRequest(f"n{number}", 600.0)) for number in range(100)]
     begin = threading.Barrier(len(crowd))
 
     def give_back(held):
@@ -119,7 +119,7 @@ def test_who_takes_it_again_at_once_keeps_nobody_out(locks, nodes):
 
     def run_tasks():
         while not is_over.is_set():
-            held = locks.take(Wanted("n", 600.0, wait=600.0))
+            held = locks.take(LockRequest("n", 600.0, wait=600.0))
             time.sleep(0.001)
             locks.give_back(held)
             turns.append(held.fence)
@@ -131,7 +131,7 @@ def test_who_takes_it_again_at_once_keeps_nobody_out(locks, nodes):
         for _ in range(3):
             seen = len(turns)
             eventually(lambda: len(turns) > seen, "turn of the busy one")  # noqa: B023  called here
-            others.give_back(others.take(Wanted("n", 600.0, wait=600.0)))
+            others.give_back(others.take(LockRequest("n", 600.0, wait=600.0)))
     finally:
         is_over.set()
         busy.join()
@@ -145,9 +145,9 @@ def test_the_end_of_a_process_takes_no_release_with_it(nodes, locks, end):
     source = f"""
 import os, sys
 from celery_redlock import Redlock
-from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.algorithm.request import LockRequest
 mine, locks = os.getpid(), Redlock.from_urls(sys.argv[1:], node_timeout=2.5, max_ttl=600.0)
-locks.give_back(locks.take(Wanted("n", 600.0, wait=60.0)))
+locks.give_back(locks.take(LockRequest("n", 600.0, wait=60.0)))
 {end}
 """
     path = [str(Path(celery_redlock.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]

@@ -903,7 +903,7 @@ def test_a_time_limit_at_any_moment_leaves_no_lock_behind(app, soft_limit):
 
 def test_signals_that_arrive_together_all_take_effect(app, soft_limit):
     """Of two signals held back during our I/O, the second is not lost to the first."""
-    from celery_redlock.deferral import defer_signals
+    from celery_redlock.process.deferral import defer_signals
 
     def work():
         with defer_signals():

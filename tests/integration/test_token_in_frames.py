@@ -7,8 +7,8 @@ import traceback
 import pytest
 
 from celery_redlock import LockTaken, Redlock
-from celery_redlock.lock.algorithm.client import new_owner
-from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.algorithm.participant import new_owner
+from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts.scripting import fence_in
 from celery_redlock.reading.nodes import bootstrap
@@ -49,7 +49,7 @@ def test_no_token_of_a_holder_is_shown(five_nodes):
 def test_no_owner_is_shown():
     """It is the beginning of each of its tokens, by which a worker releases for its child."""
     owner = new_owner()
-    assert owner not in repr(Wanted("a", 30.0, owner=owner))
+    assert owner not in repr(LockRequest("a", 30.0, owner=owner))
 
 
 def test_an_error_about_a_reply_has_none_of_it():

@@ -16,8 +16,8 @@ import pytest
 import redis
 
 from celery_redlock import LockTaken, Redlock
-from celery_redlock.lock.algorithm import rounds
-from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.algorithm import acquiring
+from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.records import channel
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.waiting import listener
@@ -81,7 +81,7 @@ def hear_nodes(nodes, locks):
 
 def test_a_hint_is_all_that_one_needs_who_waits(locks, nodes, monkeypatch):
     """It need not come by itself: a release in another process is heard at once."""
-    monkeypatch.setattr(rounds, "pause_before", lambda client, tries, left, *_: left)
+    monkeypatch.setattr(acquiring, "pause_before", lambda client, tries, left, *_: left)
     others, got = Redlock([node.url for node in nodes], RULES), []
     first = others.acquire("hint", wait=60)
     waiting = threading.Thread(target=lambda: got.append(locks.acquire("hint", wait=600)))
@@ -259,7 +259,7 @@ def passed_by(nodes, name, *, waited):
                 for node in nodes:
                     with redis.Redis.from_url(node.url) as client:
                         client.hset(f"redlock:waiters:{name}", known_as, known)
-            wanted = Wanted(name, 60.0, wait=60, queued_since=since, known_as=known_as)
+            wanted = LockRequest(name, 60.0, wait=60, queued_since=since, known_as=known_as)
             before = grants[0]
             held = one.take(wanted)
             seen.append(grants[0] - before)
@@ -287,7 +287,7 @@ def test_who_has_waited_before_is_not_passed_by_newcomers(nodes):
 
 def both(wait=0.0):
     """Return what one asks for who wants two locks."""
-    return [Wanted(name, 60.0, wait) for name in ("first", "second")]
+    return [LockRequest(name, 60.0, wait) for name in ("first", "second")]
 
 
 def test_the_first_is_free_while_the_second_is_waited_for(locks, nodes):
@@ -323,7 +323,7 @@ def test_those_who_want_names_that_cross_all_get_them(nodes):
         locks = crowd[number % 3]
         for turn in range(10):
             names = wanted[(number + turn) % len(wanted)]
-            held = locks.take_all([Wanted(name, 60.0, 600.0) for name in names])
+            held = locks.take_all([LockRequest(name, 60.0, 600.0) for name in names])
             for name in names:
                 inside[name] += 1
             together.extend(name for name in names if inside[name] > 1)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_redlock.errors import LockTaken, QuorumUnavailable
-from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.health import connect
@@ -37,10 +37,10 @@ HANDED_OVER = {
     ("drive", "return end.value"),
     ("_acquire", "lease = self.driver.drive(rounds.acquire(self.client, wanted), wanted.ends)"),
     ("_acquire", "return lease"),
-    ("acquire", "return self._acquire(Wanted("),
+    ("acquire", "return self._acquire(LockRequest("),
     ("take", "lease = self._acquire(wanted)"),
     ("take", "return held"),
-    ("hold", "held = self.take(Wanted("),
+    ("hold", "held = self.take(LockRequest("),
 }
 #: The first bytecodes of such a line are not where it is handed over: the last ones are.
 LAST = ("STORE_FAST", "RETURN_VALUE")
@@ -140,7 +140,7 @@ def with_lease(stage: Stage) -> None:
 
 def with_held(stage: Stage) -> None:
     """Have a lock that the watchdog knows."""
-    stage.prepared = stage.locks.take(Wanted(stage.name, 100.0, PATIENCE))
+    stage.prepared = stage.locks.take(LockRequest(stage.name, 100.0, PATIENCE))
 
 
 def with_rival(stage: Stage) -> None:

@@ -17,9 +17,9 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery.states import READY_STATES
 
 from celery_redlock import Redlock, RedlockTask
-from celery_redlock.deferral import DEFERRED, _Deferral
 from celery_redlock.lock.records import marker_key
 from celery_redlock.plugin import plugin_for
+from celery_redlock.process.deferral import DEFERRED, _Deferral
 from celery_redlock.reading.health import connect
 from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.task.execution.execution import running_execution

@@ -12,7 +12,7 @@ from typing import Any
 import redis
 
 from celery_redlock.errors import RedlockError
-from celery_redlock.lock.algorithm.outcomes import ReleaseOutcome
+from celery_redlock.lock.algorithm.results import ReleaseOutcome
 from celery_redlock.lock.records import Keys, line_key
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules

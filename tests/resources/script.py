@@ -32,9 +32,9 @@ HEAD = f"""
 import contextlib, json, os, signal, socket, sys, threading, time
 
 from celery_redlock.errors import LockLost, LockTaken, QuorumUnavailable, RedlockError
-from celery_redlock.lock.algorithm.outcomes import ReleaseOutcome
+from celery_redlock.lock.algorithm.results import ReleaseOutcome
 from celery_redlock.lock.redlock import Redlock
-from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.algorithm.request import LockRequest
 
 RENEWED = {RENEWED}
 

@@ -169,7 +169,7 @@ def test_a_child_that_leaves_the_body_releases_nothing(five_nodes):
 def test_a_body_that_forks_and_returns_in_both_ends_its_lock_once(five_nodes):
     """In the child giving back is nothing; the parent's own release works as ever."""
     source = """
-held = lock.take(Wanted("report", 60.0))
+held = lock.take(LockRequest("report", 60.0))
 if os.fork() == 0:
     lock.give_back(held)
     lock.inspect("report")

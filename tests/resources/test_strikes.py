@@ -7,11 +7,11 @@ import logging
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_redlock import deferral
 from celery_redlock.errors import LockLost
-from celery_redlock.lock.algorithm.asks import Ask
+from celery_redlock.lock.algorithm.effects import Ask
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.redlock import Redlock
+from celery_redlock.process import deferral
 from resources.calls import CALLS, is_handed_over, staged, strike
 from resources.strikes import Strikes
 

@@ -10,8 +10,8 @@ import threading
 import pytest
 
 from celery_redlock.errors import LockLost
-from celery_redlock.lock.algorithm.outcomes import ReleaseOutcome
-from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.algorithm.request import LockRequest
+from celery_redlock.lock.algorithm.results import ReleaseOutcome
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.scripts.requests import Marker
 from celery_redlock.reading.health import connect
@@ -62,7 +62,7 @@ def taken(shop, rival):
 def delivered_again(shop, rival):
     """Have the first copy of the same delivery run in another worker."""
     info = {"task_id": shop.name, "execution": execution_of(shop.name)}
-    held = rival.take(Wanted(shop.name, 100.0, 60.0, info=info))
+    held = rival.take(LockRequest(shop.name, 100.0, 60.0, info=info))
 
     def end():
         held.ensure_held()

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.errors import LockNotAcquired
-from celery_redlock.lock.algorithm.asks import Ask, Pause, Tell
+from celery_redlock.lock.algorithm.acquiring import acquire
+from celery_redlock.lock.algorithm.effects import Ask, Send, Sleep
 from celery_redlock.lock.algorithm.renewal import Renewal
-from celery_redlock.lock.algorithm.rounds import acquire
+from celery_redlock.lock.algorithm.request import LockRequest, MarkerStands
 from celery_redlock.lock.algorithm.several import acquire_all
-from celery_redlock.lock.algorithm.wanted import MarkerStands, Wanted
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease, renew_at
 from celery_redlock.lock.records import line_key
@@ -85,7 +85,7 @@ class Crew:
         """Yield what one client does."""
         world, chance, ttl = self.world, self.world.chance, self.world.rules.ttl
         while world.now < self.until:
-            yield Pause(chance.uniform(0.0, self.rest))
+            yield Sleep(chance.uniform(0.0, self.rest))
             wait = chance.uniform(0.0, self.patience)
             if self.together and chance.random() < self.together:
                 yield from self.work_under_all(host, wait)
@@ -96,7 +96,7 @@ class Crew:
             if lease is not None:
                 yield from self.hold(host, lease, chance.expovariate(1.0 / self.length))
         # All is well again, and whatever was left behind has lapsed.
-        yield Pause(world.rules.quarantine + 2 * ttl)
+        yield Sleep(world.rules.quarantine + 2 * ttl)
         lease = yield from self.take(host, PATIENCE * (1.0 + ttl))
         if lease is not None:
             self.end(lease)
@@ -108,7 +108,7 @@ class Crew:
         held = yield from self.take_all(host, wait)
         if held:
             length = self.world.chance.expovariate(1.0 / self.length)
-            yield Pause(min(length, self.world.rules.ttl / 4))  # so that it needs no renewal
+            yield Sleep(min(length, self.world.rules.ttl / 4))  # so that it needs no renewal
         for lease in held:
             self.end(lease)
             yield self.release(host, lease)
@@ -144,7 +144,7 @@ class Crew:
         while lease is None and host.now() < ends:
             yield from self.wait_in_line(host, one, ends)
             lease = yield from self.acquire(host, self.wanted(host, name))
-        yield Tell(leave_request(host.rules, name, one.who))
+        yield Send(leave_request(host.rules, name, one.who))
         self.world.waited(host, name, came, is_granted=lease is not None)
         return lease
 
@@ -161,9 +161,9 @@ class Crew:
             if waited is not None:
                 ears.room.has_waited_since(waiting, host.kernel.wall() - waited)
             ears.room.free(waiting.line, free_places(ballot))
-            is_woken = yield Pause(min(LOOK_EVERY, ends - host.now()), waiting)
+            is_woken = yield Sleep(min(LOOK_EVERY, ends - host.now()), waiting)
         ears.leave(waiting)
-        yield Tell(wait_request(rules, replace(one, channel="", asks=False)))
+        yield Send(wait_request(rules, replace(one, channel="", asks=False)))
 
     def take(
         self, host: Host, wait: float, marker: str | None = None, name: str = NAME
@@ -174,11 +174,11 @@ class Crew:
         self.world.waited(host, name, came, is_granted=lease is not None)
         return lease
 
-    def wanted(self, host: Host, name: str, **more: Any) -> Wanted:
+    def wanted(self, host: Host, name: str, **more: Any) -> LockRequest:
         """Return what a client asks for."""
-        return Wanted(name, host.rules.ttl, fence=self.fence, limit=self.limit, **more)
+        return LockRequest(name, host.rules.ttl, fence=self.fence, limit=self.limit, **more)
 
-    def acquire(self, host: Host, wanted: Wanted) -> Generator[Any, Any, Lease | None]:
+    def acquire(self, host: Host, wanted: LockRequest) -> Generator[Any, Any, Lease | None]:
         """Acquire what is wanted, None if that fails."""
         host.is_acquiring = True
         try:
@@ -201,7 +201,7 @@ class Crew:
                 due = yield from self.renew(host, held)
             now, changes = host.now(), (due, ends, held.lease.valid_until)
             ahead = [when for when in changes if now < when < float("inf")]
-            yield Pause(min(ahead, default=now) - now + GRAIN)
+            yield Sleep(min(ahead, default=now) - now + GRAIN)
         self.end(lease)
         if habit <= 1.0 - self.forgets:
             yield self.release(host, lease)
@@ -228,7 +228,7 @@ class Crew:
         """Note that the holder trusts its lock no longer."""
         self.world.ended(lease.token)
 
-    def release(self, host: Host, lease: Lease) -> Tell:
+    def release(self, host: Host, lease: Lease) -> Send:
         """Return what gives the lock back."""
         name, token, place = lease.name, lease.token, lease.place
-        return Tell(release_request(host.rules, name, token, place=place))
+        return Send(release_request(host.rules, name, token, place=place))

@@ -20,13 +20,13 @@ from typing import Any
 from unittest import mock
 
 from celery_redlock.lock import clock, held, lease, watchdog
-from celery_redlock.lock.algorithm import attempt, renewal, rounds
-from celery_redlock.lock.algorithm.asks import Ask
+from celery_redlock.lock.algorithm import acquiring, attempt, renewal
+from celery_redlock.lock.algorithm.effects import Ask
 from celery_redlock.lock.lease import Lease, quorum, valid_until
 from celery_redlock.lock.nodes import connector, fanout, steps
-from celery_redlock.lock.nodes.call import Call
 from celery_redlock.lock.nodes.guard import Greeting
 from celery_redlock.lock.nodes.node import Gone, Node
+from celery_redlock.lock.nodes.round import Round
 from celery_redlock.lock.records import OWNER_LENGTH
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import requests, votes
@@ -228,7 +228,7 @@ GUARDS = {
         Guard(
             "configured-quorum",
             "a quorum is one of all configured nodes, whoever answers",
-            tuple((room, "judge", judge_answered) for room in (attempt, rounds, votes))
+            tuple((room, "judge", judge_answered) for room in (attempt, acquiring, votes))
             + tuple((room, "acquire_is_decided", decide_by_answered) for room in (attempt, votes)),
         ),
         Guard(
@@ -311,7 +311,7 @@ GUARDS = {
         Guard(
             "dead-yes",
             "a yes does not count if its connection has died before the decision",
-            ((Call, "withdraw", nothing),),
+            ((Round, "withdraw", nothing),),
         ),
         Guard(
             "other-settings",
@@ -465,12 +465,12 @@ GUARDS = {
         Guard(
             "marked-majority",
             "an execution has finished only where a majority of nodes has its marker",
-            tuple((room, "marker_in", any_marker) for room in (rounds, votes)),
+            tuple((room, "marker_in", any_marker) for room in (acquiring, votes)),
         ),
         Guard(
             "marker-in-doubt",
             "an execution that may have finished is not called unavailable",
-            ((rounds, "is_in_doubt", no),),
+            ((acquiring, "is_in_doubt", no),),
         ),
         Guard(
             "done-stays-done",

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.lock import clock as real_clock
-from celery_redlock.lock.algorithm.asks import Ask, Pause, Tell
-from celery_redlock.lock.algorithm.client import Client
+from celery_redlock.lock.algorithm.effects import Ask, Send, Sleep
+from celery_redlock.lock.algorithm.participant import Participant
 from celery_redlock.lock.nodes import steps as whose_clock
-from celery_redlock.lock.nodes.call import Call
 from celery_redlock.lock.nodes.fanout import QUIET
 from celery_redlock.lock.nodes.node import Gone
+from celery_redlock.lock.nodes.round import Round
 from celery_redlock.lock.scripts.requests import inspect_request
 from celery_redlock.lock.scripts.scripts import ACQUIRE
 from celery_redlock.lock.waiting.room import ThreadWaiting
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GRAIN", "Host", "Interrupted", "Process"]
 
-Process = Generator["Ask | Tell | Pause", Any, Any]
+Process = Generator["Ask | Send | Sleep", Any, Any]
 #: Rounding of floating-point times [s].
 GRAIN = 1e-9
 
@@ -78,7 +78,7 @@ class Host:
         """Begin as a process that knows nothing."""
         world = self.world
         self.lives += 1
-        self.kernel = Client(
+        self.kernel = Participant(
             self.rules,
             self.labels,
             now=self.now,
@@ -90,7 +90,7 @@ class Host:
         self.waits_as: ThreadWaiting | None = None
         self._pauses_until = 0.0  # by its own clock [s]
         self.steps: Process | None = None
-        self.call: Call | None = None
+        self.call: Round | None = None
         self._answer: Any = None  # that waits until it is known whose clock has moved
         self.is_acquiring = False
         self.found: dict[int, str] = {}
@@ -203,7 +203,7 @@ class Host:
             left = self.waits_as.seconds_left(self._pauses_until)
             self._wake_after(max(0.0, left) + 2 * GRAIN)
 
-    def _leave(self, call: Call) -> Any:
+    def _leave(self, call: Round) -> Any:
         """Take a last look, and give up on who has not answered."""
         self.wake()
         if call.is_open:
@@ -241,12 +241,12 @@ class Host:
         try:
             self.wake()
             doing = step()
-            while isinstance(doing, Tell):
+            while isinstance(doing, Send):
                 self._tell(doing)
                 doing = self.steps.send(None)  # type: ignore[union-attr]
         except StopIteration:
             return
-        if isinstance(doing, Pause):
+        if isinstance(doing, Sleep):
             self._pauses_until = self.now() + doing.seconds
             self.waits_as = doing.waiting
             if self.waits_as is None:
@@ -255,8 +255,8 @@ class Host:
         else:
             self._ask(doing)
 
-    def _tell(self, step: Tell) -> None:
-        call = Call(step.request, len(self.links), None)
+    def _tell(self, step: Send) -> None:
+        call = Round(step.request, len(self.links), None)
         for link in self.links:
             if link.position not in step.skip:
                 link.send(call)
@@ -266,7 +266,7 @@ class Host:
             self.world.asked[step.request.arguments[0].decode()] = self.world.now
         if self.now() - self._looked > QUIET:
             self._read_all()
-        call = self.call = Call(step.request, len(self.links), step.decided)
+        call = self.call = Round(step.request, len(self.links), step.decided)
         for link in self.links:
             link.send(call)
         self._wake_after(self.rules.node_timeout)

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 from celery_redlock.errors import LockTaken
-from celery_redlock.lock.algorithm.asks import Pause
-from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.algorithm.effects import Sleep
+from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.records import Keys
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts.requests import release_request
@@ -63,7 +63,7 @@ class Line(Schedule):
         """Yield what does that."""
         lease = yield from self.people.take(host, wait)
         if lease is not None:
-            yield Pause(length)
+            yield Sleep(length)
             self.people.end(lease)
             yield self.people.release(host, lease)
 
@@ -121,7 +121,7 @@ def says_it_has_waited_for_years() -> list[str]:
         wanted = line.people.wanted(host, NAME, wait=9.0, queued_since=1.0)
         lease = yield from line.people.acquire(host, wanted)
         if lease is not None:
-            yield Pause(1.0)
+            yield Sleep(1.0)
             line.people.end(lease)
             yield line.people.release(host, lease)
 
@@ -210,7 +210,7 @@ def smaller_limit() -> list[str]:
     def hold(host: Host) -> Process:
         lease = yield from line.people.take(host, wait=0.0)
         if lease is not None:
-            yield Pause(4.0 if lease.place else 9.0)
+            yield Sleep(4.0 if lease.place else 9.0)
             line.people.end(lease)
             yield line.people.release(host, lease)
 
@@ -251,7 +251,7 @@ def refused_one_of_two() -> list[str]:
         locks = nodes.locks
         locks.acquire("b")
         with suppress(LockTaken):
-            locks.take_all([Wanted("a", 10.0), Wanted("b", 10.0)])
+            locks.take_all([LockRequest("a", 10.0), LockRequest("b", 10.0)])
         try:
             locks.acquire("a")
         except LockTaken:

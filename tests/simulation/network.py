@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, cast
 from redis.exceptions import ConnectionError as Lost
 from redis.exceptions import RedisError
 
-from celery_redlock.lock.nodes.call import Call
 from celery_redlock.lock.nodes.guard import (
     Greeting,
     Unfit,
@@ -25,6 +24,7 @@ from celery_redlock.lock.nodes.guard import (
     is_trusted_at_once,
 )
 from celery_redlock.lock.nodes.node import Gone, Node
+from celery_redlock.lock.nodes.round import Round
 from celery_redlock.lock.nodes.steps import Finding
 from celery_redlock.lock.records import Keys, ms
 from celery_redlock.lock.scripts.scripts import ENROL
@@ -167,7 +167,7 @@ class Link:
         under_way: float = self.world.delay(self, command)
         return max(max(self.world.now, cut_until) + under_way, last)
 
-    def send(self, call: Call) -> None:
+    def send(self, call: Round) -> None:
         """Send a call, as the fan-out does."""
         node, now = self.node, self.host.now()
         if node.is_late(now):

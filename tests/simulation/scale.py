@@ -25,10 +25,10 @@ from itertools import accumulate
 from typing import Any
 
 from celery_redlock.errors import LockTaken, QuorumUnavailable
-from celery_redlock.lock.algorithm.asks import Ask, Pause, Tell
+from celery_redlock.lock.algorithm.acquiring import acquire
+from celery_redlock.lock.algorithm.effects import Ask, Send, Sleep
 from celery_redlock.lock.algorithm.renewal import Renewal
-from celery_redlock.lock.algorithm.rounds import acquire
-from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease, fence_proposal, renew_at, valid_until
 from celery_redlock.lock.records import Keys
@@ -307,7 +307,7 @@ def quantile(found: Sequence[float], share: float) -> float:
 
 
 def take(
-    world: ScaleWorld, host: Host, wanted: Wanted, due: float
+    world: ScaleWorld, host: Host, wanted: LockRequest, due: float
 ) -> Generator[Any, Any, Lease | None]:
     """Acquire a lock for a task that came at the true time *due*; None if that fails."""
     try:
@@ -327,16 +327,16 @@ def contend(
     world: ScaleWorld, host: Host, name: str, *, hold: float, rest: float, until: float
 ) -> Process:
     """Yield what one of many does that all want the same lock, again and again."""
-    yield Pause(world.chance.uniform(0.0, rest))
+    yield Sleep(world.chance.uniform(0.0, rest))
     while world.now < until:
-        yield Pause(world.client)
-        wanted = Wanted(name, host.rules.ttl, until - world.now, fence=host.rules.fence)
+        yield Sleep(world.client)
+        wanted = LockRequest(name, host.rules.ttl, until - world.now, fence=host.rules.fence)
         lease = yield from take(world, host, wanted, world.now)
         if lease is not None:
-            yield Pause(hold)
+            yield Sleep(hold)
             world.ended(lease.token)
-            yield Tell(release_request(host.rules, name, lease.token))
-            yield Pause(rest)
+            yield Send(release_request(host.rules, name, lease.token))
+            yield Sleep(rest)
 
 
 class Agenda:
@@ -370,7 +370,7 @@ class Agenda:
         while self._todo:
             when, _, what = heapq.heappop(self._todo)
             if when > host.now():
-                yield Pause(when - host.now() + GRAIN)
+                yield Sleep(when - host.now() + GRAIN)
             yield from what()
 
     def _held_already(self) -> int:
@@ -388,10 +388,10 @@ class Agenda:
         """Take the lock for a task, and plan what becomes of it."""
         self.next_task(due)
         world, host = self.world, self.host
-        yield Pause(world.client)
+        yield Sleep(world.client)
         execution, info = self.told()
         name = self.load.names.draw(world.chance)
-        wanted = Wanted(name, host.rules.ttl, self.load.wait, info=info, marker=execution)
+        wanted = LockRequest(name, host.rules.ttl, self.load.wait, info=info, marker=execution)
         lease = yield from take(world, host, wanted, host.clock.when(due))
         if lease is not None:
             ends = host.now() + world.chance.expovariate(1.0 / self.load.length)
@@ -449,4 +449,4 @@ class Agenda:
         """Give the lock back, and leave a marker for the execution."""
         self.world.ended(held.token)
         marker = Marker(execution, "done", DEDUP_TTL)
-        yield Tell(release_request(self.host.rules, held.name, held.token, marker=marker))
+        yield Send(release_request(self.host.rules, held.name, held.token, marker=marker))

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from celery_redlock.errors import LockNotAcquired
-from celery_redlock.lock.algorithm.asks import Ask, Pause, Tell
+from celery_redlock.lock.algorithm.acquiring import acquire
+from celery_redlock.lock.algorithm.effects import Ask, Send, Sleep
 from celery_redlock.lock.algorithm.renewal import Renewal
-from celery_redlock.lock.algorithm.rounds import acquire
-from celery_redlock.lock.algorithm.wanted import MarkerStands, Wanted
+from celery_redlock.lock.algorithm.request import LockRequest, MarkerStands
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.nodes.node import Gone
@@ -72,10 +72,10 @@ class Schedule(World):
 
     def take_and_release(self, host: Host, at: float, length: float = 0.0) -> Process:
         """Yield what takes the lock at a time, holds it, and gives it back."""
-        yield Pause(at)
+        yield Sleep(at)
         lease = yield from self.people.take(host, wait=0.0)
         if lease is not None:
-            yield Pause(length)
+            yield Sleep(length)
             self.people.end(lease)
             yield give_back(host, lease)
 
@@ -83,7 +83,7 @@ class Schedule(World):
         """Yield what takes the lock now and renews it at some times."""
         held = HeldLock((yield from self.granted_to(host)))
         for at in times:
-            yield Pause(at - self.now)
+            yield Sleep(at - self.now)
             yield from self.people.renew(host, held)
             if held.is_lost:
                 return
@@ -92,7 +92,7 @@ class Schedule(World):
         """Yield what takes the lock now and extends it at some times, as `Redlock.extend`."""
         lease = yield from self.granted_to(host)
         for at in times:
-            yield Pause(at - self.now)
+            yield Sleep(at - self.now)
             renewal = Renewal(host.kernel, lease)
             outcome = renewal.outcome((yield Ask(renewal.request(), renewal.decided)))
             if isinstance(outcome, Lease):
@@ -103,9 +103,9 @@ class Schedule(World):
                 return
 
 
-def give_back(host: Host, lease: Lease, marker: Marker | None = None) -> Tell:
+def give_back(host: Host, lease: Lease, marker: Marker | None = None) -> Send:
     """Return what releases a lease."""
-    return Tell(release_request(host.rules, lease.name, lease.token, marker=marker))
+    return Send(release_request(host.rules, lease.name, lease.token, marker=marker))
 
 
 def broken(world: World) -> list[str]:
@@ -299,9 +299,9 @@ def revived() -> list[str]:
     def deaf() -> Process:
         lease = yield from world.granted_to(world.x)
         held = HeldLock(lease)
-        yield Pause(0.1)
+        yield Sleep(0.1)
         yield from world.people.renew(world.x, held)
-        yield Pause(0.4)
+        yield Sleep(0.4)
         if held.is_lost:
             world.people.end(lease)
 
@@ -450,9 +450,9 @@ def redelivered(world: Schedule, at: float, unsevered: tuple[int, ...] = (A, B, 
         world.y.links[node].sever()
 
     def come() -> Process:
-        yield Pause(at)
+        yield Sleep(at)
         try:
-            yield from acquire(world.y.kernel, Wanted(NAME, RULES.ttl, marker="run:1"))
+            yield from acquire(world.y.kernel, LockRequest(NAME, RULES.ttl, marker="run:1"))
             became.append("it ran")
         except MarkerStands as marker:
             became.append(f"its marker stands: {marker.state!r}")
@@ -492,7 +492,7 @@ def finished_out_of_sight() -> list[str]:
 
     def finish() -> Process:
         lease = yield from world.granted_to(world.x)
-        yield Pause(0.05)
+        yield Sleep(0.05)
         world.people.end(lease)
         yield give_back(world.x, lease, Marker("run:1", "done", 60.0))
 
@@ -548,9 +548,9 @@ def anybodys_release() -> list[str]:
     world.y.run(world.take_and_release(world.y, at=0.0, length=0.2))
 
     def ask_and_undo() -> Process:
-        yield Pause(0.05)
-        yield Tell(release_request(world.rules, NAME, "f" * 40))
-        yield Pause(0.01)
+        yield Sleep(0.05)
+        yield Send(release_request(world.rules, NAME, "f" * 40))
+        yield Sleep(0.01)
         yield from world.take_and_release(world.x, at=0.0, length=0.01)
 
     world.x.run(ask_and_undo())
@@ -608,7 +608,7 @@ def lease_that_stood_still() -> list[str]:
 
     def take_and_look() -> Process:
         yield from world.granted_to(world.x)
-        yield Pause(2.0)
+        yield Sleep(2.0)
         yield Ask(probe_request(world.rules), lambda _: False)
 
     world.x.run(take_and_look())
@@ -633,7 +633,7 @@ def promoted_again(*, is_new_connection: bool = True) -> list[str]:
     world.at(0.5, b.follow, copy, b"another")
 
     def look_and_take() -> Process:
-        yield Pause(1.0)
+        yield Sleep(1.0)
         if not is_new_connection:
             yield Ask(probe_request(world.rules), lambda _: False)
         yield from world.take_and_release(world.y, at=0.0, length=0.01)
@@ -655,7 +655,7 @@ def idle_months() -> list[str]:
     world = Schedule()
 
     def look() -> Process:
-        yield Pause(20 * 86400.0)
+        yield Sleep(20 * 86400.0)
         yield Ask(probe_request(world.rules), lambda _: False)
         yield from world.take_and_release(world.x, at=20 * 86400.0)
 

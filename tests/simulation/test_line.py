@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from celery_redlock.lock.algorithm import rounds
+from celery_redlock.lock.algorithm import acquiring
 from celery_redlock.task.worker import waiting_room
 from simulation import crew, laws
 from simulation.faults import CALM
@@ -80,7 +80,7 @@ def test_nobody_waits_for_a_node_that_is_away(queue):
 
 def test_twin_who_only_listens_waits_for_a_free_lock():
     """Whoever looks by itself as rarely as leases end finds it free, long since."""
-    with mock.patch.multiple(rounds, COMES_EVERY=60.0, SHORTEST_PAUSE=60.0):
+    with mock.patch.multiple(acquiring, COMES_EVERY=60.0, SHORTEST_PAUSE=60.0):
         world = line(0, unheard=1.0, seconds=20.0)
     assert laws.left_idle(world.holds, world.wanted) > BY_ITSELF
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from celery_redlock.errors import LockNotAcquired
-from celery_redlock.lock.algorithm import attempt, rounds, several
+from celery_redlock.lock.algorithm import acquiring, attempt, several
 from celery_redlock.lock.scripts import requests
 from celery_redlock.lock.scripts.scripts import RELEASE
 from celery_redlock.lock.waiting import waiting
@@ -47,7 +47,7 @@ def keep_what_was_granted(client: Any, wanted: Any) -> Any:
     leases = {}
     try:
         for name, one in wanted.items():
-            leases[name] = yield from rounds.acquire(client, replace(one, wait=0.0))
+            leases[name] = yield from acquiring.acquire(client, replace(one, wait=0.0))
     except LockNotAcquired as error:
         return error
     return leases

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock import LockNotAcquired, Redlock
-from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.rules import Rules
 from support.events import now
 
@@ -48,7 +48,7 @@ def locks_on(urls: Sequence[str], *, hints: bool = True) -> Redlock:
     """Return locks on the nodes at *urls*; without *hints* nobody is woken with them."""
     locks = Redlock(list(urls), Rules(**RULES))
     if not hints:
-        locks.client.listener = None
+        locks.participant.listener = None
     return locks
 
 
@@ -112,7 +112,7 @@ def contend(  # noqa: PLR0917  as an order names them
     """Acquire, hold and release until then."""
     while (left := ends - now()) > 0:
         try:
-            held = locks.take(Wanted(name, RULES["ttl"], wait=left, limit=limit))
+            held = locks.take(LockRequest(name, RULES["ttl"], wait=left, limit=limit))
         except LockNotAcquired:
             continue
         granted = now()

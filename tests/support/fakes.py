@@ -10,10 +10,10 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any, cast
 
-from celery_redlock.lock.algorithm.asks import Ask, Pause, Tell
-from celery_redlock.lock.algorithm.client import Client
-from celery_redlock.lock.algorithm.rounds import acquire
-from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.algorithm.acquiring import acquire
+from celery_redlock.lock.algorithm.effects import Ask, Send, Sleep
+from celery_redlock.lock.algorithm.participant import Participant
+from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.records import line_key
 from celery_redlock.lock.rules import Rules
@@ -165,7 +165,7 @@ class Drive:
         self.clock = FakeClock()
         self.wall = FakeClock(1.7e9)
         self.tokens = 0
-        self.client = Client(
+        self.client = Participant(
             rules or Rules(),
             tuple(f"node-{i}" for i in range(nodes)),
             seen,
@@ -175,14 +175,14 @@ class Drive:
             chance=lambda _, longest: longest,
             new_token=self._new_token,
         )
-        self.told: list[Tell] = []
+        self.told: list[Send] = []
         self.lease: Any = None
         self.error: BaseException | None = None
-        self.step: Ask | Tell | Pause | None = None
-        self.steps = self._steps(Wanted(**{"name": "k", "ttl": 30.0, **wanted}))
+        self.step: Ask | Send | Sleep | None = None
+        self.steps = self._steps(LockRequest(**{"name": "k", "ttl": 30.0, **wanted}))
         self._advance(lambda: next(self.steps))
 
-    def _steps(self, wanted: Wanted) -> Generator[Any, Any, Any]:
+    def _steps(self, wanted: LockRequest) -> Generator[Any, Any, Any]:
         return acquire(self.client, wanted)
 
     def _new_token(self) -> str:
@@ -197,7 +197,7 @@ class Drive:
             self.lease = end.value
         except BaseException as error:  # noqa: BLE001  kept for the test to look at
             self.error = error
-        if isinstance(self.step, Tell):
+        if isinstance(self.step, Send):
             self.told.append(self.step)
 
     def vote(self, *ballot: Vote | None, after: float = 0.001) -> Drive:
@@ -210,29 +210,29 @@ class Drive:
 
     def go_on(self) -> Drive:
         """Do what is neither a question nor the end: tell the nodes, or let the pause pass."""
-        assert isinstance(self.step, (Tell, Pause)), self.step
-        sleeps = isinstance(self.step, Pause) and self.step.waiting is not None
-        if isinstance(self.step, Pause):
+        assert isinstance(self.step, (Send, Sleep)), self.step
+        sleeps = isinstance(self.step, Sleep) and self.step.waiting is not None
+        if isinstance(self.step, Sleep):
             self.clock.advance(self.step.seconds)
         self._advance(lambda: self.steps.send(False if sleeps else None))
         return self
 
     def wake(self) -> Drive:
         """Have a hint end the pause."""
-        assert isinstance(self.step, Pause), self.step
+        assert isinstance(self.step, Sleep), self.step
         assert self.step.waiting is not None
         self._advance(lambda: self.steps.send(True))
         return self
 
     def go_on_to(self, kind: type) -> Drive:
         """Go on to the next step of this *kind*, or to the end."""
-        while isinstance(self.step, (Tell, Pause)) and not isinstance(self.step, kind):
+        while isinstance(self.step, (Send, Sleep)) and not isinstance(self.step, kind):
             self.go_on()
         return self
 
     def go_on_to_ask(self) -> Drive:
         """Go on to the next question, or to the end."""
-        while isinstance(self.step, (Tell, Pause)):
+        while isinstance(self.step, (Send, Sleep)):
             self.go_on()
         return self
 
@@ -244,7 +244,7 @@ class Drive:
     @property
     def token(self) -> str:
         """The token of the question or of the last release."""
-        assert isinstance(self.step, (Ask, Tell))
+        assert isinstance(self.step, (Ask, Send))
         return self.step.request.arguments[0].decode()
 
     @property

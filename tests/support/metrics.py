@@ -10,7 +10,7 @@ from typing import Any
 
 from celery import signals
 
-from celery_redlock.observer_names import FILES
+from celery_redlock.observers.names import FILES
 from support.pages import blocks_of
 
 __all__ = ["Scrape", "free_port", "scrape", "serve_as_shown"]

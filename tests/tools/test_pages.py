@@ -22,13 +22,13 @@ import pytest
 
 from celery_redlock import events
 from celery_redlock.lock import watchdog
-from celery_redlock.nodewatch import no_lock
 from celery_redlock.observers.records import record_of
 from celery_redlock.ops.cli.why import show_waiters
 from celery_redlock.ops.listing import STATES
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.sentences import sentence
 from celery_redlock.reading.waiters import Waiter
+from celery_redlock.task.worker.node_watch import no_lock
 from support import report_page
 from support.page_names import names_for
 from support.page_run import PageRun, run_page

@@ -29,8 +29,8 @@ from celery_redlock.task.naming.task_lock import lock_of
 from celery_redlock.task.options import METHODS, OPTIONS
 from celery_redlock.task.publish.publish import carried
 from celery_redlock.task.publish.result import UniqueResult
+from celery_redlock.task.worker.start_steps import CheckLocks
 from celery_redlock.testing import locks_disabled, memory_quorum
-from celery_redlock.worker_start import CheckLocks
 
 NODES = ["redis://one:1/0", "redis://two:2/0", "redis://three:3/0"]
 

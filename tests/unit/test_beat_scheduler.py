@@ -15,7 +15,7 @@ from celery_redlock.beat.slot_records import Claimed, Slots, SlotState
 from celery_redlock.beat.term import AFTER_FAILURE, StandBy
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import LeaderDeposed, LeaderElected
-from celery_redlock.lock.algorithm.outcomes import NodeView
+from celery_redlock.lock.algorithm.results import NodeView
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.plugin import Plugin, plugin_for

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_redlock.lock.lease import Lease
-from celery_redlock.lock.nodes.call import Call
+from celery_redlock.lock.nodes.round import Round
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts.requests import renew_request
 from celery_redlock.lock.scripts.votes import VoteKind, count
@@ -22,7 +22,7 @@ def two_yes(ballot):
 @pytest.mark.parametrize("vote", [granted(), repaired()])
 def test_a_yes_does_not_count_once_its_connection_has_died(vote):
     """The node may have lost what it said yes to; so it takes another one for a quorum."""
-    call = Call(REQUEST, 3, two_yes)
+    call = Round(REQUEST, 3, two_yes)
     call.take(0, vote)
     call.withdraw(0, "connection lost")
     assert call.ballot[0].kind is VoteKind.UNREACHABLE
@@ -35,7 +35,7 @@ def test_a_yes_does_not_count_once_its_connection_has_died(vote):
 
 def test_what_is_decided_stays_decided():
     """A connection that dies after the decision takes nothing back: the lease has begun."""
-    call = Call(REQUEST, 3, two_yes)
+    call = Round(REQUEST, 3, two_yes)
     call.take(0, granted())
     call.take(1, granted())
     call.withdraw(0, "connection lost")
@@ -44,7 +44,7 @@ def test_what_is_decided_stays_decided():
 
 def test_a_no_stays_a_no():
     """Whoever was refused was refused, whatever became of the node."""
-    call = Call(REQUEST, 3, two_yes)
+    call = Round(REQUEST, 3, two_yes)
     call.take(0, refused())
     call.withdraw(0, "connection lost")
     assert call.ballot[0].kind is VoteKind.REFUSED
@@ -53,7 +53,7 @@ def test_a_no_stays_a_no():
 
 def test_a_node_votes_once():
     """What comes after its first vote, or after the decision, is too late."""
-    call = Call(REQUEST, 3, two_yes)
+    call = Round(REQUEST, 3, two_yes)
     call.take(0, refused())
     call.take(0, granted())
     assert call.ballot[0].kind is VoteKind.REFUSED

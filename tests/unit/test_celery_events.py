@@ -15,7 +15,7 @@ from celery.events.state import State, Task
 from kombu import Connection
 
 from celery_redlock import events
-from celery_redlock.celery_events import CeleryEvents, message_of
+from celery_redlock.observers.celery_events import CeleryEvents, message_of
 
 HOLDER = {"task": "shop.bill", "task_id": "other", "host": "h", "pid": 7, "since": 1.0}
 TASK = {"task": "shop.bill", "task_id": "me"}

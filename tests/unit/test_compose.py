@@ -12,7 +12,7 @@ import yaml
 from sqlalchemy import make_url
 
 from celery_redlock.lock.nodes.address import addresses_of
-from celery_redlock.observer_names import FILES
+from celery_redlock.observers.names import FILES
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "example_worker"

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from celery_redlock import deferral
-from celery_redlock.deferral import allow_signals, defer_signals
+from celery_redlock.process import deferral
+from celery_redlock.process.deferral import allow_signals, defer_signals
 from support.waiting import eventually
 
 SIGNAL, OTHER = signal.SIGUSR1, signal.SIGTERM

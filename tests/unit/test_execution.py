@@ -14,7 +14,7 @@ from kombu.exceptions import OperationalError
 
 from celery_redlock import LockTaken, QuorumUnavailable, RedlockTask, Skipped, current_lock
 from celery_redlock.lock import clock
-from celery_redlock.lock.algorithm.wanted import MarkerStands
+from celery_redlock.lock.algorithm.request import MarkerStands
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.rules import Rules

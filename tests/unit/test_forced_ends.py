@@ -19,8 +19,8 @@ from kombu.asynchronous.timer import Timer
 from kombu.serialization import registry
 
 from celery_redlock import ConfigurationError, RedlockTask
-from celery_redlock.lock.algorithm.asks import Pause
-from celery_redlock.lock.algorithm.outcomes import ReleaseOutcome
+from celery_redlock.lock.algorithm.effects import Sleep
+from celery_redlock.lock.algorithm.results import ReleaseOutcome
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.waiting.waiting import LEAVE, WAIT, wait_request
 from celery_redlock.plugin import Plugin, plugin_for
@@ -232,7 +232,7 @@ def test_a_child_that_waited_for_its_lock_waits_no_more(app):
         (b"redlock:line:seven", b"redlock:waiters:seven")
     }
     drive = Drive(ears=Ears(), name="seven", wait=10.0, owner=request._delivery.owner)
-    drive.vote(*[refused()] * 3).go_on_to(Pause)
+    drive.vote(*[refused()] * 3).go_on_to(Sleep)
     (in_the_child,) = [tell.request for tell in drive.told if tell.request.script is WAIT]
     one = Waiting("seven", 1.7e9).in_line(
         request.task.name, request.id, request._delivery.execution

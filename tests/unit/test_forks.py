@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from celery_redlock import forks
+from celery_redlock.process import forks
 
 
 @pytest.fixture

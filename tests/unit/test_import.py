@@ -89,7 +89,7 @@ def test_a_worker_that_a_program_starts_knows_the_commands_of_inspect():
     step = """
 from types import SimpleNamespace
 from celery.concurrency.solo import TaskPool
-from celery_redlock.worker_start import CheckLocks
+from celery_redlock.task.worker.start_steps import CheckLocks
 from celery_redlock.testing import locks_disabled
 
 with locks_disabled():

@@ -16,8 +16,8 @@ import pytest
 
 import celery_redlock
 from celery_redlock import DuplicateTask, LockLost, LockTaken, QuorumUnavailable, events, log
-from celery_redlock.log import LONGEST_LINE, get_logger
 from celery_redlock.observers.logging import log_event
+from celery_redlock.process.log import LONGEST_LINE, get_logger
 
 HOSTILE = "it\x1b[2J\r\n[2026-01-01 00:00:00,000: CRITICAL/MainProcess] forged\u2028\x9b\u202e"
 EVENTS = [kind for kind in vars(events).values() if isinstance(kind, type)]
@@ -178,7 +178,7 @@ def test_the_text_of_our_errors_is_one_line(error):
 FORKS = """
 import logging, os, sys, threading, time
 
-from celery_redlock import log
+from celery_redlock.process import log
 
 if sys.argv[2] == "off":
     log.locks_of_handlers = list

@@ -10,8 +10,8 @@ import threading
 
 import pytest
 
-from celery_redlock.deferral import SIGNAL
-from celery_redlock.mutex import new_mutex, undoing
+from celery_redlock.process.deferral import SIGNAL
+from celery_redlock.process.mutex import new_mutex, undoing
 from celery_redlock.task.execution.interrupt import Interrupt, LockInterrupt
 
 RLOCK = type(threading.RLock())

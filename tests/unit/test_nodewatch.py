@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from celery_redlock import nodewatch
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import NodeDown, NodeMeasured, NodeUp
-from celery_redlock.mutex import new_mutex
-from celery_redlock.nodewatch import NodeWatch, forks_held_off
+from celery_redlock.process.mutex import new_mutex
 from celery_redlock.reading.nodes import NodeStatus
+from celery_redlock.task.worker import node_watch
+from celery_redlock.task.worker.node_watch import NodeWatch, forks_held_off
 from support.waiting import eventually
 
 UP = NodeStatus("a", "up", latency=0.002, clock_offset=-0.5)
@@ -25,8 +25,8 @@ DOWN = NodeStatus("b", "down", problem="unreachable (refused)")
 
 @pytest.fixture(autouse=True)
 def _nodes_as_the_test_says(monkeypatch):
-    monkeypatch.setattr(nodewatch, "connect", lambda locks, longest: None)
-    monkeypatch.setattr(nodewatch, "probe", lambda locks: locks.probe())
+    monkeypatch.setattr(node_watch, "connect", lambda locks, longest: None)
+    monkeypatch.setattr(node_watch, "probe", lambda locks: locks.probe())
 
 
 class Locks:
@@ -67,7 +67,7 @@ def test_a_look_is_kept_and_told():
 def test_a_look_that_fails_does_not_end_the_watch(error, monkeypatch, caplog):
     """The next look is as good as any other."""
     caplog.set_level("WARNING", "celery_redlock")
-    monkeypatch.setattr("celery_redlock.nodewatch.LOOK_EVERY", 0.01)
+    monkeypatch.setattr("celery_redlock.task.worker.node_watch.LOOK_EVERY", 0.01)
     locks = Locks(error, [UP])
     it = watch(locks)
     it.start()
@@ -79,7 +79,7 @@ def test_a_look_that_fails_does_not_end_the_watch(error, monkeypatch, caplog):
 def test_what_fails_again_and_again_is_said_once(monkeypatch, caplog):
     """Settings that make no sense make none ten seconds later."""
     caplog.set_level("WARNING", "celery_redlock")
-    monkeypatch.setattr("celery_redlock.nodewatch.LOOK_EVERY", 0.01)
+    monkeypatch.setattr("celery_redlock.task.worker.node_watch.LOOK_EVERY", 0.01)
     wrong = ConfigurationError("redlock_nodes is not set")
     it = watch(Locks(wrong, wrong, wrong, [UP]))
     it.start()
@@ -90,7 +90,7 @@ def test_what_fails_again_and_again_is_said_once(monkeypatch, caplog):
 
 def test_the_watch_ends_with_its_app(monkeypatch, caplog):
     """A worker within a test suite stops nothing; its app goes, and nobody is left to be told."""
-    monkeypatch.setattr("celery_redlock.nodewatch.LOOK_EVERY", 0.01)
+    monkeypatch.setattr("celery_redlock.task.worker.node_watch.LOOK_EVERY", 0.01)
     before = set(threading.enumerate())
     it = watch(Locks([UP]))
     it.start()
@@ -103,7 +103,7 @@ def test_the_watch_ends_with_its_app(monkeypatch, caplog):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_no_child_is_forked_in_the_middle_of_a_look(monkeypatch):
     """A lock of a metrics library that the thread holds would be held in the child for ever."""
-    monkeypatch.setattr(nodewatch, "LONGEST_HOLD", 60.0)
+    monkeypatch.setattr(node_watch, "LONGEST_HOLD", 60.0)
     library, in_hand, go_on = threading.Lock(), threading.Event(), threading.Event()
 
     def look():
@@ -154,7 +154,7 @@ def test_a_look_holds_forks_off():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_an_observer_that_hangs_does_not_hang_the_worker(monkeypatch):
     """A fork waits for a look to end, but not for ever; and the child can look by itself."""
-    monkeypatch.setattr(nodewatch, "LONGEST_HOLD", 0.1)
+    monkeypatch.setattr(node_watch, "LONGEST_HOLD", 0.1)
     in_hand, go_on = threading.Event(), threading.Event()
 
     def hangs():
@@ -169,7 +169,7 @@ def test_an_observer_that_hangs_does_not_hang_the_worker(monkeypatch):
         warnings.simplefilter("ignore")
         child = os.fork()
     if child == 0:
-        os._exit(0 if nodewatch.forks_held_off.acquire(blocking=False) else 1)
+        os._exit(0 if node_watch.forks_held_off.acquire(blocking=False) else 1)
     go_on.set()
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -179,10 +179,10 @@ def test_an_observer_that_hangs_does_not_hang_the_worker(monkeypatch):
 
 def test_others_who_hold_forks_off_give_back_what_they_took_in_a_child_too(monkeypatch):
     """As metrics do, around ours: a later fork of that child would wait for good."""
-    monkeypatch.setattr(nodewatch, "forks_held_off", mutex := new_mutex())
+    monkeypatch.setattr(node_watch, "forks_held_off", mutex := new_mutex())
     mutex.acquire()
-    nodewatch._before_fork()
-    nodewatch._after_fork_in_child()
+    node_watch._before_fork()
+    node_watch._after_fork_in_child()
     mutex.release()
     found = []
     other = threading.Thread(target=lambda: found.append(mutex.acquire(blocking=False)))
@@ -245,7 +245,7 @@ def test_keys_that_never_expire_are_counted_now_and_then(monkeypatch):
             asked.append(labels)
             return {"a": 3}
 
-    monkeypatch.setattr(nodewatch, "Leaks", Leaks)
+    monkeypatch.setattr(node_watch, "Leaks", Leaks)
     locks = Locks([UP, DOWN])
     locks.nodes, locks.rules = ["a"], "rules"
     it = watch(locks, told)

@@ -14,10 +14,10 @@ from celery import Celery
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import LockReleased
-from celery_redlock.observer_names import FILES, READY, observer_of
 from celery_redlock.observers import prometheus
 from celery_redlock.observers.journal import JournalObserver
 from celery_redlock.observers.logging import Log
+from celery_redlock.observers.names import FILES, READY, observer_of
 from celery_redlock.plugin import plugin_for
 from celery_redlock.settings import OBSERVERS, Settings
 
@@ -139,7 +139,7 @@ def test_a_missing_directory_for_metrics_is_named(tmp_path):
     """With the variable, before prometheus_client trips over it in a child."""
     script = """
     from celery_redlock import ConfigurationError
-    from celery_redlock.observer_names import observer_of
+    from celery_redlock.observers.names import observer_of
 
     try:
         observer_of("prometheus", None)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from celery_redlock.lock.algorithm.asks import Ask, Pause
-from celery_redlock.lock.algorithm.client import Client
-from celery_redlock.lock.algorithm.rounds import acquire
-from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.algorithm.acquiring import acquire
+from celery_redlock.lock.algorithm.effects import Ask, Sleep
+from celery_redlock.lock.algorithm.participant import Participant
+from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.lease import Lease, fence_proposal
 from celery_redlock.lock.records import Keys
 from celery_redlock.lock.rules import Rules
@@ -25,9 +25,9 @@ class Steps:
     """One who acquires the lock, on nodes in memory and a step at a time."""
 
     def __init__(self, nodes, clock, wait=0.0):
-        client = Client(RULES, LABELS, listener=Ears(), now=clock, wall=clock)
+        client = Participant(RULES, LABELS, listener=Ears(), now=clock, wall=clock)
         client.chance = lambda _, most: most
-        self.nodes, self.steps = nodes, acquire(client, Wanted("k", 2.0, wait=wait))
+        self.nodes, self.steps = nodes, acquire(client, LockRequest("k", 2.0, wait=wait))
         self.lease = None
         self.step = self.send(None)
 
@@ -67,7 +67,7 @@ def confirms(step):
 
 def is_pause(step):
     """Whether a step is a pause."""
-    return isinstance(step, Pause)
+    return isinstance(step, Sleep)
 
 
 def stands_still(step):

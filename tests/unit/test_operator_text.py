@@ -13,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from celery_redlock.lock.algorithm.outcomes import NodeView
+from celery_redlock.lock.algorithm.results import NodeView
 from celery_redlock.ops import inspected
 from celery_redlock.ops import text as text_module
 from celery_redlock.ops.cli.release import outcome, why_not

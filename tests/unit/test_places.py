@@ -8,8 +8,8 @@ import pytest
 from celery import Celery
 
 from celery_redlock import ConfigurationError, LockTaken, RedlockTask, current_lock
-from celery_redlock.lock.algorithm.asks import Ask
-from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.algorithm.effects import Ask
+from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import line_key, place_name
 from celery_redlock.lock.waiting.waiting import InLine, free_places, has_answered, wait_request
@@ -27,7 +27,7 @@ def nodes():
 
 def take(nodes, limit=LIMIT, name="api"):
     """Take a place."""
-    return nodes.locks.take(Wanted(name, 10.0, limit=limit))
+    return nodes.locks.take(LockRequest(name, 10.0, limit=limit))
 
 
 def test_so_many_hold_it_as_there_are_places_and_no_more(nodes):
@@ -93,7 +93,7 @@ def test_a_place_says_what_it_is_a_place_of(name):
 
 def of(execution):
     """Return what a delivery of the task with that id asks for."""
-    return Wanted("api", 10.0, info={"execution": execution}, limit=LIMIT)
+    return LockRequest("api", 10.0, info={"execution": execution}, limit=LIMIT)
 
 
 def test_a_message_that_is_delivered_again_does_not_run_beside_itself(nodes):
@@ -136,7 +136,7 @@ def test_it_finds_where_it_runs_and_not_what_a_node_missed_the_release_of(nodes)
     for node in nodes.nodes[:2]:
         node.deny("DEL")
     locks.give_back(first)
-    other = locks.take(Wanted(first.name, 10.0))
+    other = locks.take(LockRequest(first.name, 10.0))
     for node in nodes.nodes[:2]:
         node.up()
     held = locks.take(of(one))

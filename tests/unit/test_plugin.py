@@ -12,7 +12,7 @@ from celery import Celery
 
 from celery_redlock import plugin
 from celery_redlock.plugin import plugin_for
-from celery_redlock.worker_start import LOOK_FOR_DEATHS, NoteDeaths
+from celery_redlock.task.worker.start_steps import LOOK_FOR_DEATHS, NoteDeaths
 
 
 @pytest.mark.parametrize("has_children", [True, False])

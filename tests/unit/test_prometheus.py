@@ -13,10 +13,11 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import REGISTRY
 
-from celery_redlock import events, nodewatch
+from celery_redlock import events
 from celery_redlock.observers import prometheus
 from celery_redlock.observers.prometheus import count_event
 from celery_redlock.reading.nodes import NodeStatus
+from celery_redlock.task.worker import node_watch
 
 WHO = {"task": "shop.bill", "task_id": "4711"}
 TASK = {"task": "shop.bill"}
@@ -276,11 +277,11 @@ def test_a_node_goes_down_and_comes_back():
 def look(*nodes):
     """Let a worker look at nodes that are so, and tell the observer."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nodewatch, "connect", lambda locks, longest: None)
-        patch.setattr(nodewatch, "probe", lambda locks: list(nodes))
+        patch.setattr(node_watch, "connect", lambda locks, longest: None)
+        patch.setattr(node_watch, "probe", lambda locks: list(nodes))
         locks = SimpleNamespace(labels=[node.node for node in nodes])
         plugin = SimpleNamespace(locks=locks, notify=count_event, speaks_of_nodes=False)
-        nodewatch.NodeWatch(plugin).look()
+        node_watch.NodeWatch(plugin).look()
 
 
 @pytest.mark.parametrize(
@@ -390,7 +391,7 @@ def test_no_child_inherits_a_mutex_of_prometheus_client(held, told):
 LOOKING = """
     import os, threading
     from celery_redlock.events import NodeMeasured
-    from celery_redlock.nodewatch import forks_held_off
+    from celery_redlock.task.worker.node_watch import forks_held_off
     from celery_redlock.observers.prometheus import count_event
 
     enough = threading.Event()

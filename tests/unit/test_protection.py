@@ -25,8 +25,8 @@ from celery_redlock.task.execution import calls
 from celery_redlock.task.naming.task_lock import lock_of
 from celery_redlock.task.protection import protect_tasks
 from celery_redlock.task.publish.result import UniqueResult
+from celery_redlock.task.worker.start_steps import CheckLocks
 from celery_redlock.testing import locks_disabled
-from celery_redlock.worker_start import CheckLocks
 
 NODES = ["redis://one:1/0", "redis://two:2/0", "redis://three:3/0"]
 ORDER = {"vendor.*": {"unique_on": ["order_id"], "on_conflict": "fail"}}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_redlock.lock.algorithm.client import Client
+from celery_redlock.lock.algorithm.participant import Participant
 from celery_redlock.lock.algorithm.renewal import Renewal
 from celery_redlock.lock.lease import Lease, quorum
 from celery_redlock.lock.rules import Rules
@@ -55,7 +55,7 @@ def lease(clock):
 @pytest.fixture
 def renewal(clock, lease):
     """A renewal of it that begins now."""
-    return Renewal(Client(Rules(), ("a", "b", "c"), now=clock), lease)
+    return Renewal(Participant(Rules(), ("a", "b", "c"), now=clock), lease)
 
 
 def ballot_of(word):
@@ -144,7 +144,7 @@ def test_a_renewal_never_shortens_a_lease(started, ttl, drift, left):
     clock = FakeClock(started)
     rules = Rules(ttl=ttl, drift_factor=drift)
     lease = lease_of(clock, ttl=ttl, valid_until=started + left + 0.001)
-    renewed = Renewal(Client(rules, ("a",), now=clock), lease).outcome([granted()])
+    renewed = Renewal(Participant(rules, ("a",), now=clock), lease).outcome([granted()])
     assert renewed.valid_until >= lease.valid_until
 
 
@@ -152,7 +152,7 @@ def test_a_renewal_never_shortens_a_lease(started, ttl, drift, left):
 def test_every_ballot_has_an_outcome(nodes, lease, clock):
     """A renewal needs a quorum that keeps the key, a loss one that cannot be had."""
     labels = tuple("abcd"[:nodes])
-    renewal = Renewal(Client(Rules(), labels, now=clock), lease)
+    renewal = Renewal(Participant(Rules(), labels, now=clock), lease)
     for ballot in product(LETTERS.values(), repeat=nodes):
         gone = count(ballot, VoteKind.REFUSED) > nodes - quorum(nodes)
         missing = count(ballot, VoteKind.REPAIRED) >= quorum(nodes)

@@ -27,7 +27,7 @@ from celery_redlock import (
     events,
 )
 from celery_redlock.beat.entries import places_of_run
-from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.held import NotLocked
 from celery_redlock.lock.waiting.waiting import InLine, wait_request
 from celery_redlock.observers.records import record_of
@@ -246,7 +246,7 @@ def test_a_retry_that_meets_the_end_of_the_one_before_is_no_overlap(app):
 def test_a_retry_that_comes_before_the_release_is_noted_as_well(app, monkeypatch):
     """Whoever runs beside it meets its note, and it counts as one that ran."""
     task, retry = declare(app), {"task_id": "same", "retries": 1}
-    note = plugin_for(app).reports.take(Wanted("k", 30.0, info={"task_id": "same"}))
+    note = plugin_for(app).reports.take(LockRequest("k", 30.0, info={"task_id": "same"}))
     waits = plugin_for(app).reports.driver
     monkeypatch.setattr(waits, "_sleep", lambda _: plugin_for(app).reports.give_back(note))
     deliver(task, "k", **retry)
@@ -272,7 +272,7 @@ def test_looking_for_the_execution_before_ends_with_the_round(app, monkeypatch):
     """As one of many places may be its."""
     task, reports = declare(app, lock_limit=2), plugin_for(app).reports
     for _ in range(2):
-        reports.take(Wanted("k", 30.0, limit=2))
+        reports.take(LockRequest("k", 30.0, limit=2))
     inspect_all = reports.inspect_all
 
     def of_nodes_that_hang(*asked):

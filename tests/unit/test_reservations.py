@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from celery_redlock.errors import LockTaken, QuorumUnavailable
 from celery_redlock.events import LockUnavailable
-from celery_redlock.lock.algorithm.asks import Ask, Pause, Tell
-from celery_redlock.lock.algorithm.client import Client
+from celery_redlock.lock.algorithm.effects import Ask, Send, Sleep
+from celery_redlock.lock.algorithm.participant import Participant
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import fence_proposal, quorum
-from celery_redlock.lock.nodes.call import Call
+from celery_redlock.lock.nodes.round import Round
 from celery_redlock.lock.records import OWNER_LENGTH, TOKEN_LENGTH, Keys
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts.votes import Vote, VoteKind, agreed
@@ -123,7 +123,7 @@ def proposed(drive):
 def is_end(step, token):
     """Return whether a step ends what *token* may have left behind."""
     return (
-        isinstance(step, Tell)
+        isinstance(step, Send)
         and step.request.script is END
         and step.request.arguments[:2] == (token.encode(), b"over")
     )
@@ -366,7 +366,7 @@ def test_a_split_is_tried_again_with_a_fresh_token(ballot, spared):
         assert is_end(drive.step, first)
         assert drive.step.skip == spared
         drive.go_on()
-    assert drive.step == Pause(pytest.approx(0.002))
+    assert drive.step == Sleep(pytest.approx(0.002))
     drive.go_on()
     assert drive.is_asking
     assert drive.token != first
@@ -434,7 +434,7 @@ def test_a_lasting_split_is_unavailable_in_the_end():
         drive.vote(free(), refused("y"), refused("z"))
         assert is_end(drive.step, tokens[-1])
         drive.go_on()
-        assert isinstance(drive.step, Pause)
+        assert isinstance(drive.step, Sleep)
         pauses.append(drive.step.seconds)
         drive.go_on()
     assert len(set(tokens)) == len(drive.told) == SPLIT_TRIES
@@ -527,7 +527,7 @@ def test_an_interrupted_attempt_is_ended_everywhere(somewhere, error):
 def test_an_interrupted_pause_leaves_nothing_to_end():
     """The attempt before it was ended already."""
     drive, error = telling().go_on(), Stop()
-    assert isinstance(drive.step, Pause)
+    assert isinstance(drive.step, Sleep)
     assert drive.interrupt(error).error is error
     assert len(drive.told) == 1
 
@@ -675,7 +675,7 @@ def queued():
     def make(*answers):
         fanout = ScriptedFanout(*answers)
         pauses, events = [], []
-        client = Client(Rules(), fanout.labels, chance=lambda _, longest: longest)
+        client = Participant(Rules(), fanout.labels, chance=lambda _, longest: longest)
         made = Reservations(client, Driver(fanout, pauses.append), events.append)
         made.fanout, made.pauses, made.events = fanout, pauses, events
         return made
@@ -1007,11 +1007,11 @@ class TriggerWorld:
 
     def tell(self, request):
         """Send a note."""
-        self.send(self.worker, Call(request, self.SIZE, None))
+        self.send(self.worker, Round(request, self.SIZE, None))
 
     def ask(self, step):
         """Ask, and let the world go on until all nodes that are up have answered."""
-        call = Call(step.request, self.SIZE, step.decided)
+        call = Round(step.request, self.SIZE, step.decided)
         self.send(self.worker, call)
         while not self.is_over(call):
             self.happen()
@@ -1022,7 +1022,7 @@ class TriggerWorld:
 
     def client(self):
         """Return what a client knows: its clock is right, and often the same as another's."""
-        return Client(
+        return Participant(
             RULES,
             self.labels,
             wall=lambda: BEGIN + self.now // AT_ONCE * 0.001,
@@ -1100,8 +1100,8 @@ class TriggerWorld:
         try:
             step = told.steps.send(answer)
             while not isinstance(step, Ask):
-                if isinstance(step, Tell):
-                    self.send(told.links, Call(step.request, self.SIZE, None), step.skip)
+                if isinstance(step, Send):
+                    self.send(told.links, Round(step.request, self.SIZE, None), step.skip)
                 step = told.steps.send(None)
         except QuorumUnavailable:
             self.busy.remove(told)
@@ -1110,7 +1110,7 @@ class TriggerWorld:
             told.ended = self.now
             self.note(told, end.value, ballot)
         else:
-            told.call = Call(step.request, self.SIZE, step.decided)
+            told.call = Round(step.request, self.SIZE, step.decided)
             self.send(told.links, told.call)
 
     def note(self, told, placed, ballot):

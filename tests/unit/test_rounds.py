@@ -11,11 +11,11 @@ import pytest
 
 from celery_redlock.errors import LockTaken, QuorumUnavailable
 from celery_redlock.lock import clock
-from celery_redlock.lock.algorithm.asks import Ask, Pause, Tell
+from celery_redlock.lock.algorithm.acquiring import LONGEST_PAUSE, SHORTEST_SPLIT_PAUSE, SPLIT_TRIES
 from celery_redlock.lock.algorithm.attempt import CONFIRM_ROUNDS
-from celery_redlock.lock.algorithm.client import Client
-from celery_redlock.lock.algorithm.rounds import LONGEST_PAUSE, SHORTEST_SPLIT_PAUSE, SPLIT_TRIES
-from celery_redlock.lock.algorithm.wanted import MarkerStands
+from celery_redlock.lock.algorithm.effects import Ask, Send, Sleep
+from celery_redlock.lock.algorithm.participant import Participant
+from celery_redlock.lock.algorithm.request import MarkerStands
 from celery_redlock.lock.lease import fence_proposal
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts.scripts import ACQUIRE, RELEASE, RENEW
@@ -37,7 +37,7 @@ NOW = fence_proposal(1_700_000_000_000, 0)
 def is_release(step, token):
     """Return whether a step releases what *token* may have left behind."""
     return (
-        isinstance(step, Tell)
+        isinstance(step, Send)
         and step.request.script is RELEASE
         and step.request.arguments[:2] == (token.encode(), b"0")
     )
@@ -164,7 +164,7 @@ def test_every_attempt_is_released_under_its_own_token():
 
 def test_tokens_are_random_and_long():
     """Without a stand-in, a token is 20 bytes of the system's best randomness."""
-    client = Client(Rules(), ("a",))
+    client = Participant(Rules(), ("a",))
     tokens = {client.new_token() for _ in range(100)}
     assert len(tokens) == 100
     assert all(len(token) == 40 and int(token, 16) for token in tokens)
@@ -214,7 +214,7 @@ def test_a_hint_cuts_a_pause_short():
     for _ in range(10):
         drive.vote(refused(), refused()).go_on_to_ask()
     drive.vote(refused(ttl=0.02), refused(ttl=0.03)).go_on()
-    assert drive.step == Pause(pytest.approx(0.04))
+    assert drive.step == Sleep(pytest.approx(0.04))
 
 
 def test_a_wait_may_last_for_hours():
@@ -248,7 +248,7 @@ def test_a_split_is_tried_again_even_without_a_wait(ballot, error):
     pauses = []
     while drive.is_asking:
         drive.vote(*ballot).go_on()
-        if isinstance(drive.step, Pause):
+        if isinstance(drive.step, Sleep):
             pauses.append(drive.step.seconds)
         drive.go_on_to_ask()
     assert drive.tokens == len(drive.told) == SPLIT_TRIES + 1
@@ -279,7 +279,7 @@ def test_a_split_is_tried_again_until_the_time_is_up(ballot, error):
 def test_the_pause_after_a_split_is_as_long_as_a_slow_round():
     """Where requests take 20 ms, contenders that all come back within 2 ms meet again."""
     drive = Drive().vote(granted(), refused("x"), refused("y"), after=0.02)
-    while not isinstance(drive.step, Pause):
+    while not isinstance(drive.step, Sleep):
         drive.go_on()
     assert drive.step.seconds == pytest.approx(0.02)
 
@@ -287,7 +287,7 @@ def test_the_pause_after_a_split_is_as_long_as_a_slow_round():
 def test_a_wait_to_connect_makes_no_pause_longer():
     """What a round may take at most is what a pause may begin with."""
     drive = Drive().vote(granted(), refused("x"), refused("y"), after=1.0)
-    while not isinstance(drive.step, Pause):
+    while not isinstance(drive.step, Sleep):
         drive.go_on()
     assert drive.step.seconds == pytest.approx(drive.client.rules.node_timeout)
 
@@ -421,7 +421,7 @@ def test_an_interrupted_attempt_is_released_everywhere(somewhere, error):
 def test_an_interrupted_pause_leaves_nothing_to_release():
     """The attempt before it was released already."""
     drive, error = telling().go_on(), Stop()
-    assert isinstance(drive.step, Pause)
+    assert isinstance(drive.step, Sleep)
     assert drive.interrupt(error).error is error
     assert len(drive.told) == 1
 
@@ -429,7 +429,7 @@ def test_an_interrupted_pause_leaves_nothing_to_release():
 def test_a_third_interruption_ends_it():
     """The second has the release sent once more; if not even that can be, the error comes out."""
     drive, error = asking().interrupt(Stop()).interrupt(Stop()), Stop()
-    assert isinstance(drive.step, Tell)
+    assert isinstance(drive.step, Send)
     assert drive.interrupt(error).error is error
 
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from celery_redlock import LockTaken, QuorumUnavailable
-from celery_redlock.lock.algorithm.asks import Pause
-from celery_redlock.lock.algorithm.rounds import LONGEST_PAUSE
+from celery_redlock.lock.algorithm.acquiring import LONGEST_PAUSE
+from celery_redlock.lock.algorithm.effects import Sleep
+from celery_redlock.lock.algorithm.request import LockRequest, MarkerStands
 from celery_redlock.lock.algorithm.several import acquire_all
 from celery_redlock.lock.algorithm.waiter import COMES_EVERY, NOTED_EVERY
-from celery_redlock.lock.algorithm.wanted import MarkerStands, Wanted
 from celery_redlock.lock.scripts.requests import Marker
 from celery_redlock.lock.scripts.scripts import RELEASE
 from celery_redlock.lock.waiting.room import ThreadWaiting
@@ -34,7 +34,7 @@ def nodes():
 
 def both(wait=0.0, **options):
     """Return what one asks for who wants two locks, the later one first."""
-    return [Wanted(name, 10.0, wait, **options) for name in ("z", "a")]
+    return [LockRequest(name, 10.0, wait, **options) for name in ("z", "a")]
 
 
 @contextmanager
@@ -158,7 +158,7 @@ class DriveBoth(Drive):
 
 def waiting_for_the_second():
     """Return one that was granted *a* and refused *z*, and waits for that."""
-    return DriveBoth(wait=10.0).expect("a", FREE).expect("z", TAKEN).go_on_to(Pause)
+    return DriveBoth(wait=10.0).expect("a", FREE).expect("z", TAKEN).go_on_to(Sleep)
 
 
 def test_the_first_is_released_before_the_second_is_waited_for():
@@ -191,7 +191,7 @@ def test_who_is_refused_another_one_then_waits_for_that():
     drive.words()
     drive.clock.advance(3.0)
     drive.wall.advance(3.0)
-    drive.wake().expect("a", TAKEN).go_on_to(Pause)
+    drive.wake().expect("a", TAKEN).go_on_to(Sleep)
     assert drive.told[-1].request.arguments[3] == since
     assert drive.words() == ["release a", "leave z", "wait a"]
     assert drive.lines == ["redlock:line:a"]
@@ -200,8 +200,8 @@ def test_who_is_refused_another_one_then_waits_for_that():
 def test_who_waited_as_a_message_waits_since_then():
     """Whichever of its locks it is refused."""
     drive = DriveBoth(wait=10.0, queued_since=1.6e9).expect("a", FREE).expect("z", TAKEN)
-    drive.go_on_to(Pause)
-    drive.wake().expect("a", TAKEN).go_on_to(Pause)
+    drive.go_on_to(Sleep)
+    drive.wake().expect("a", TAKEN).go_on_to(Sleep)
     waits = [tell for tell in drive.told if tell.request.script is WAIT]
     assert [tell.request.arguments[3] for tell in waits] == [b"1600000000000"] * 2
 
@@ -211,7 +211,7 @@ def test_who_is_refused_the_same_one_again_stays_in_its_line():
     drive = waiting_for_the_second()
     drive.words()
     for _ in range(3):
-        drive.wake().expect("a", FREE).expect("z", TAKEN).go_on_to(Pause)
+        drive.wake().expect("a", FREE).expect("z", TAKEN).go_on_to(Sleep)
         assert drive.words() == ["release z", "release a", "wait z"]
         assert drive.lines == ["redlock:line:z"]
 
@@ -220,7 +220,7 @@ def test_without_a_quorum_it_asks_again_soon_and_nobody_wakes_it():
     """Nodes that cannot answer tell nobody, either."""
     drive = DriveBoth(wait=10.0)
     for _ in range(12):
-        drive.expect("a", FREE).expect("z", [unreachable()] * 3).go_on_to(Pause)
+        drive.expect("a", FREE).expect("z", [unreachable()] * 3).go_on_to(Sleep)
         assert (drive.step.waiting, drive.lines) == (None, [])
     assert drive.step.seconds == LONGEST_PAUSE
     assert "wait z" not in drive.words()
@@ -230,14 +230,14 @@ def test_who_waits_for_one_comes_as_who_waits_for_a_lock_alone():
     """Down to once a second, sooner where a lease lapses, and later where others are before it."""
     drive, pauses = DriveBoth(wait=600.0), []
     for ttl in [60.0] * 9 + [0.25]:
-        drive.expect("a", FREE).expect("z", [refused(ttl=ttl)] * 3).go_on_to(Pause)
+        drive.expect("a", FREE).expect("z", [refused(ttl=ttl)] * 3).go_on_to(Sleep)
         pauses.append(drive.step.seconds)
         drive.go_on()
     assert pauses[:3] == pytest.approx([0.01, 0.02, 0.04])
     assert pauses[7:9] == [COMES_EVERY] * 2
     assert pauses[9] == pytest.approx(0.26)
     drive.client.listener.enter(ThreadWaiting(b"redlock:line:z", 1.6e9))
-    drive.expect("a", FREE).expect("z", TAKEN).go_on_to(Pause)
+    drive.expect("a", FREE).expect("z", TAKEN).go_on_to(Sleep)
     began = drive.clock()
     drive.go_on_to_ask()
     assert drive.clock() - began == pytest.approx(NOTED_EVERY)
@@ -260,7 +260,7 @@ def test_who_is_out_of_time_leaves(is_woken):
 def test_a_first_that_has_grown_old_by_then_is_none():
     """Contenders for the second may split the vote for seconds; twin: in time they are two."""
     split = [granted(), refused("x"), refused("y")]
-    drive = DriveBoth().expect("a", FREE).expect("z", split).go_on_to(Pause)
+    drive = DriveBoth().expect("a", FREE).expect("z", split).go_on_to(Sleep)
     drive.clock.advance(25.0)
     drive.words()
     drive.expect("z", FREE)

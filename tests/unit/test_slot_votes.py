@@ -28,7 +28,7 @@ from celery_redlock.beat.slot_records import (
 )
 from celery_redlock.beat.slot_scripts import CLAIM, SETTLE, WITHDRAW, SlotVote
 from celery_redlock.errors import QuorumUnavailable
-from celery_redlock.lock.algorithm.client import Client
+from celery_redlock.lock.algorithm.participant import Participant
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts.scripting import NO_VOTE
@@ -405,7 +405,7 @@ class Leader:
     def __post_init__(self):
         self.token = f"{self.fence:040d}"
         self.links = [deque() for _ in self.labels]
-        self.slots = Slots(Client(RULES, self.labels), self)
+        self.slots = Slots(Participant(RULES, self.labels), self)
         self.steps = self.work()
 
     # -- as a driver -----------------------------------------------------------------
@@ -727,7 +727,10 @@ CLAIMED = Claim(ENTRY, 1.7e9, "a" * 40, 7, 60.0)
 def test_many_records_are_looked_at_in_few_rounds(entries):
     """A round for so many; each waits for all nodes, and what has no slot is left out."""
     driver = Recorder()
-    assert Slots(Client(RULES, driver.labels), driver).look([f"e{i}" for i in range(entries)]) == {}
+    assert (
+        Slots(Participant(RULES, driver.labels), driver).look([f"e{i}" for i in range(entries)])
+        == {}
+    )
     assert driver.rounds == -(-entries // BATCH)
     assert len({step.request.keys for step in driver.asked}) == entries
     assert not any(step.decided(driver.ballot) for step in driver.asked)
@@ -738,14 +741,14 @@ def test_a_minority_cannot_tell_the_last_slot(word):
     """What no quorum tells is not known, rather than nothing."""
     driver = Recorder(word)
     with pytest.raises(QuorumUnavailable):
-        Slots(Client(RULES, driver.labels), driver).look([ENTRY])
+        Slots(Participant(RULES, driver.labels), driver).look([ENTRY])
 
 
 @pytest.mark.parametrize(("word", "state"), [(w, s) for w, s in TABLE if len(w) == 3])
 def test_a_claim_ends_as_its_ballot_says(word, state):
     """The state is told; without one it raises, and tells what each node answered."""
     driver = Recorder(word)
-    slots = Slots(Client(RULES, driver.labels), driver)
+    slots = Slots(Participant(RULES, driver.labels), driver)
     if state is None:
         with pytest.raises(QuorumUnavailable) as undecided:
             slots.claim(CLAIMED)
@@ -758,14 +761,14 @@ def test_quarantines_tell_when_to_claim_again():
     """Where they are what keeps a quorum away, the error says how long."""
     driver = Recorder("GQQ")
     with pytest.raises(QuorumUnavailable) as undecided:
-        Slots(Client(RULES, driver.labels), driver).claim(CLAIMED)
+        Slots(Participant(RULES, driver.labels), driver).claim(CLAIMED)
     assert undecided.value.retry_after == 5.0
 
 
 def test_settling_tells_all_nodes_and_waits_for_none():
     """It is a note, under the key and slot of the claim."""
     driver = Recorder()
-    Slots(Client(RULES, driver.labels), driver).settle(CLAIMED)
+    Slots(Participant(RULES, driver.labels), driver).settle(CLAIMED)
     (request,) = driver.told
     assert (request.script, request.arguments[0]) == (SETTLE, b"1700000000000")
     assert driver.asked == []
@@ -777,7 +780,7 @@ def test_a_claim_that_fails_is_taken_back(word, is_sent):
     """So that the next leader need not doubt it, unless its slot may have been published before."""
     driver = Recorder(word)
     with suppress(QuorumUnavailable):
-        Slots(Client(RULES, driver.labels), driver).claim(replace(CLAIMED, is_sent=is_sent))
+        Slots(Participant(RULES, driver.labels), driver).claim(replace(CLAIMED, is_sent=is_sent))
     assert [request.script for request in driver.told] == ([] if is_sent else [WITHDRAW])
 
 
@@ -785,5 +788,5 @@ def test_a_claim_that_fails_is_taken_back(word, is_sent):
 def test_a_claim_that_is_ours_stays(word):
     """What is about to be published is not taken back."""
     driver = Recorder(word)
-    Slots(Client(RULES, driver.labels), driver).claim(CLAIMED)
+    Slots(Participant(RULES, driver.labels), driver).claim(CLAIMED)
     assert driver.told == []

@@ -22,7 +22,7 @@ from celery_redlock.beat.term import (
 )
 from celery_redlock.errors import LockTaken, QuorumUnavailable
 from celery_redlock.events import LeaderDeposed, LeaderElected
-from celery_redlock.lock.algorithm.outcomes import NodeView
+from celery_redlock.lock.algorithm.results import NodeView
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.rules import Rules

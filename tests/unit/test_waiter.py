@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from celery_redlock.lock.algorithm.asks import Pause, Tell
-from celery_redlock.lock.algorithm.client import Client
-from celery_redlock.lock.algorithm.rounds import LONGEST_PAUSE
+from celery_redlock.lock.algorithm.acquiring import LONGEST_PAUSE
+from celery_redlock.lock.algorithm.effects import Send, Sleep
+from celery_redlock.lock.algorithm.participant import Participant
+from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.algorithm.waiter import COMES_EVERY, NOTED_EVERY, Waiter
-from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts.scripts import RELEASE
 from celery_redlock.lock.waiting.room import ThreadWaiting
@@ -27,8 +27,8 @@ class One:
 
     def __init__(self, ears, **wanted):
         self.clock, self.wall = FakeClock(), FakeClock(NOW)
-        client = Client(Rules(), ("one",), listener=ears, now=self.clock, wall=self.wall)
-        self.waiter = Waiter(client, Wanted(**{"name": "k", "ttl": 30.0, **wanted}))
+        client = Participant(Rules(), ("one",), listener=ears, now=self.clock, wall=self.wall)
+        self.waiter = Waiter(client, LockRequest(**{"name": "k", "ttl": 30.0, **wanted}))
 
     def join(self):
         """Join; return what the nodes are told, if anything."""
@@ -53,7 +53,7 @@ class One:
         try:
             step = next(steps)
             while True:
-                assert isinstance(step, Pause)
+                assert isinstance(step, Sleep)
                 assert step.seconds >= 0
                 looks and looks.append(step.seconds)
                 ends = self.clock() + step.seconds
@@ -256,7 +256,7 @@ def test_who_comes_back_joins_again(ears):
 
 def wait_in_line(**wanted):
     """Return an acquire that was refused, and waits."""
-    drive = Drive(ears=Ears(), **{"wait": 60.0, **wanted}).vote(*TAKEN).go_on_to(Pause)
+    drive = Drive(ears=Ears(), **{"wait": 60.0, **wanted}).vote(*TAKEN).go_on_to(Sleep)
     assert len(drive.client.listener.waiting) == 1
     drive.told.clear()
     return drive
@@ -264,7 +264,7 @@ def wait_in_line(**wanted):
 
 def scripts(drive):
     """Return what the nodes were told to do, to the end."""
-    while isinstance(drive.step, (Tell, Pause)):
+    while isinstance(drive.step, (Send, Sleep)):
         drive.go_on()
     return [tell.request.script for tell in drive.told]
 
@@ -275,7 +275,7 @@ def test_who_can_be_woken_comes_less_and_less_often():
     for ears in (Ears(), None):
         drive, seen = Drive(ears=ears, wait=60.0), pauses.setdefault(ears is None, [])
         for _ in range(12):
-            drive.vote(*TAKEN).go_on_to(Pause)
+            drive.vote(*TAKEN).go_on_to(Sleep)
             seen.append(drive.step.seconds)
             drive.go_on_to_ask()
     assert pauses[False][:7] == pytest.approx([0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64])
@@ -287,7 +287,7 @@ def test_whoever_waits_behind_another_comes_once_a_minute():
     """By itself, that is; in an acquire as well, whatever the pause of the oldest would be."""
     drive = wait_in_line(wait=600.0)
     seat(drive.client.listener, LINE, NOW - 1)
-    began = drive.go_on_to_ask().vote(*TAKEN, after=0.0).go_on_to(Pause).clock()
+    began = drive.go_on_to_ask().vote(*TAKEN, after=0.0).go_on_to(Sleep).clock()
     drive.go_on_to_ask()
     assert drive.clock() - began == pytest.approx(NOTED_EVERY)
 
@@ -296,8 +296,8 @@ def test_a_lease_that_lapses_sooner_is_waited_for():
     """Nobody sends a hint then."""
     drive = wait_in_line()
     for _ in range(8):
-        drive.go_on_to_ask().vote(*TAKEN).go_on_to(Pause)
-    drive.go_on_to_ask().vote(*[refused(ttl=0.25)] * 3).go_on_to(Pause)
+        drive.go_on_to_ask().vote(*TAKEN).go_on_to(Sleep)
+    drive.go_on_to_ask().vote(*[refused(ttl=0.25)] * 3).go_on_to(Sleep)
     assert drive.step.seconds == pytest.approx(0.26)
 
 
@@ -308,7 +308,7 @@ def test_who_is_woken_asks_like_everybody():
     drive.wake()
     assert drive.clock() == began
     assert drive.token != token_of("t1-")
-    drive.vote(*TAKEN).go_on_to(Pause)
+    drive.vote(*TAKEN).go_on_to(Sleep)
     release, wait = (tell.request for tell in drive.told)
     assert (release.script, release.keys[2]) == (RELEASE, b"redlock:lock:k")  # tells nobody
     assert wait.script is WAIT
@@ -357,5 +357,5 @@ def test_who_gives_up_leaves():
 @pytest.mark.parametrize("ballot", [[unreachable()] * 3, [granted(), refused("x"), refused("y")]])
 def test_only_who_was_refused_waits_to_be_woken(ballot):
     """Without a quorum, and after a split vote, it asks again soon: no release is waited for."""
-    drive = Drive(ears=Ears(), wait=60.0).vote(*ballot).go_on_to(Pause)
+    drive = Drive(ears=Ears(), wait=60.0).vote(*ballot).go_on_to(Sleep)
     assert (drive.step.waiting, drive.client.listener.waiting) == (None, [])

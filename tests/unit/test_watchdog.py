@@ -12,10 +12,10 @@ from unittest import mock
 
 import pytest
 
-from celery_redlock import forks
 from celery_redlock.lock import watchdog as module
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.watchdog import BATCH, STALE, NotRenewed, Watchdog
+from celery_redlock.process import forks
 from support.fakes import FakeClock, lease_of
 from support.waiting import eventually
 

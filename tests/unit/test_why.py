@@ -15,7 +15,7 @@ from celery_redlock.errors import LockKeyError
 from celery_redlock.lock.scripts.votes import Verdict
 from celery_redlock.ops import why
 from celery_redlock.ops.cli.release import seen_in
-from celery_redlock.ops.outlook import at_publish, at_run
+from celery_redlock.ops.forecast import at_publish, at_run
 from celery_redlock.ops.why import (
     CallError,
     Explanation,

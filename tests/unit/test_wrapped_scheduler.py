@@ -22,7 +22,7 @@ from celery_redlock.beat.term import Term
 from celery_redlock.beat.wrapped_scheduler import BREATH, LOOK, WrappedScheduler
 from celery_redlock.errors import DuplicateTask, QuorumUnavailable
 from celery_redlock.events import SlotPublished, SlotSkipped
-from celery_redlock.lock.algorithm.outcomes import NodeView
+from celery_redlock.lock.algorithm.results import NodeView
 from celery_redlock.lock.rules import Rules
 from celery_redlock.task.messages.slot import Slot
 

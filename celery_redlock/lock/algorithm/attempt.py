@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from celery_redlock.lock.algorithm.asks import Ask, Tell
-from celery_redlock.lock.algorithm.client import Client, fresh_token
-from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.algorithm.effects import Ask, Send
+from celery_redlock.lock.algorithm.participant import Participant, fresh_token
+from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.lease import Lease, fence_proposal, least_validity, quorum, valid_until
 from celery_redlock.lock.records import place_name
 from celery_redlock.lock.scripts.requests import (
@@ -47,47 +47,47 @@ CONFIRM_ROUNDS = 3
 class Attempt:
     """One attempt: one token, one start on our clock."""
 
-    def __init__(self, client: Client, wanted: Wanted, place: int) -> None:
-        self.client = client
-        self.wanted = wanted
-        self.token = fresh_token(client, wanted.owner)
+    def __init__(self, participant: Participant, request: LockRequest, place: int) -> None:
+        self.participant = participant
+        self.request = request
+        self.token = fresh_token(participant, request.owner)
         self.place = place
-        self.name = place_name(wanted.name, place)
-        self.started = client.now()
-        self.since = client.wall()
+        self.name = place_name(request.name, place)
+        self.started = participant.now()
+        self.since = participant.wall()
 
-    def make(self) -> Generator[Ask | Tell, Any, Lease | tuple[Verdict, Ballot]]:
+    def make(self) -> Generator[Ask | Send, Any, Lease | tuple[Verdict, Ballot]]:
         """Ask the nodes; return the lease, or why there is none, and then leave nothing behind."""
-        request = self.request()
-        skew = self.client.rules.longest_skew
-        ballot = yield Ask(request, lambda votes: acquire_is_decided(without_strays(votes, skew)))
+        acquire = self.acquire()
+        skew = self.participant.rules.longest_skew
+        ballot = yield Ask(acquire, lambda votes: acquire_is_decided(without_strays(votes, skew)))
         ballot = without_strays(ballot, skew)
         verdict = judge(ballot)
-        self.client.learn(ballot)
+        self.participant.learn(ballot)
         if verdict is Verdict.GRANTED:
             lease = yield from self.settle(ballot)
             if lease is not None:
                 return lease
             verdict = Verdict.UNAVAILABLE
-        yield Tell(self.release(), refusing(ballot))
+        yield Send(self.release(), refusing(ballot))
         return verdict, ballot
 
-    def request(self) -> Request:
+    def acquire(self) -> Request:
         """Return what is put to every node first."""
-        self.asked = self.lease(self.client.propose() if self.wanted.fence else 0)
-        return acquire_request(self.client.rules, self.asked, self.wanted.marker)
+        self.asked = self.lease(self.participant.propose() if self.request.fence else 0)
+        return acquire_request(self.participant.rules, self.asked, self.request.marker)
 
     def release(self) -> Request:
         """Return what undoes this attempt on a node."""
-        return release_request(self.client.rules, self.name, self.token, wakes=False)
+        return release_request(self.participant.rules, self.name, self.token, wakes=False)
 
     def lease(self, fence: int | None) -> Lease:
         """Return the lease of this attempt with *fence*."""
-        until = valid_until(self.started, self.wanted.ttl, self.client.rules.drift_factor)
-        wanted = self.wanted
-        info = dict(wanted.info)  # our copy: the caller may change its own
+        until = valid_until(self.started, self.request.ttl, self.participant.rules.drift_factor)
+        request = self.request
+        info = dict(request.info)  # our copy: the caller may change its own
         return Lease(
-            self.name, self.token, fence, wanted.ttl, until, self.since, info, place=self.place
+            self.name, self.token, fence, request.ttl, until, self.since, info, place=self.place
         )
 
     def settle(self, ballot: Ballot) -> Generator[Ask, Ballot, Lease | None]:
@@ -98,7 +98,7 @@ class Attempt:
         our proposal was above all their numbers. Otherwise the largest is written back,
         on condition that the node still holds our token.
         """
-        if not self.wanted.fence:
+        if not self.request.fence:
             return self._if_of_use(self.lease(None))
         majority = quorum(len(ballot))
         fence = largest_granted(ballot)
@@ -106,12 +106,12 @@ class Attempt:
             if agreeing(ballot, fence) >= majority:
                 return self._if_of_use(self.granted(fence))
             fence = max(fence, largest_granted(ballot))
-            self.started = self.client.now()
+            self.started = self.participant.now()
             self.asked = self.lease(fence)
-            confirm = renew_request(self.client.rules, self.asked, repair=False)
+            confirm = renew_request(self.participant.rules, self.asked, repair=False)
             ballot = yield Ask(confirm, lambda votes, f=fence: agreeing(votes, f) >= majority)  # type: ignore[misc]
-            ballot = without_strays(ballot, self.client.rules.longest_skew)
-            self.client.learn(ballot)
+            ballot = without_strays(ballot, self.participant.rules.longest_skew)
+            self.participant.learn(ballot)
         is_agreed = agreeing(ballot, fence) >= majority
         return self._if_of_use(self.asked) if is_agreed else None
 
@@ -120,7 +120,7 @@ class Attempt:
         return self.asked if self.asked.fence == fence else self.lease(fence)
 
     def _if_of_use(self, lease: Lease) -> Lease | None:
-        late = self.client.now() + least_validity(lease.ttl) > lease.valid_until
+        late = self.participant.now() + least_validity(lease.ttl) > lease.valid_until
         return None if late else lease
 
 

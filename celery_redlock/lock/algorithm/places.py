@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from celery_redlock.lock.algorithm.asks import Ask, Tell
 from celery_redlock.lock.algorithm.attempt import Attempt
-from celery_redlock.lock.algorithm.client import Client
+from celery_redlock.lock.algorithm.effects import Ask, Send
+from celery_redlock.lock.algorithm.participant import Participant
+from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.algorithm.waiter import Waiter
-from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.lock.lease import Lease, quorum
 from celery_redlock.lock.scripts.requests import places_request
 from celery_redlock.lock.scripts.votes import Ballot, Verdict, VoteKind, count, holder_of
@@ -18,8 +18,8 @@ __all__ = ["any_of", "try_places"]
 
 
 def try_places(
-    client: Client, wanted: Wanted, waiter: Waiter
-) -> Generator[Ask | Tell, Any, Lease | tuple[Verdict, Ballot]]:
+    participant: Participant, request: LockRequest, waiter: Waiter
+) -> Generator[Ask | Send, Any, Lease | tuple[Verdict, Ballot]]:
     """
     Make an attempt on every place that may be free; return what the last one came to.
 
@@ -29,48 +29,48 @@ def try_places(
     place = 0
     tried: set[int] = set()
     free: list[int] = []
-    execution = wanted.info.get("execution", "")
-    if wanted.limit > 1:
-        own, free = yield from seen_places(client, wanted, execution)
-        place = any_of(own[:1] or free or range(wanted.limit), client)
+    execution = request.info.get("execution", "")
+    if request.limit > 1:
+        own, free = yield from seen_places(participant, request, execution)
+        place = any_of(own[:1] or free or range(request.limit), participant)
     while True:
-        attempt = waiter.attempt = Attempt(client, wanted, place)
+        attempt = waiter.attempt = Attempt(participant, request, place)
         answer = yield from attempt.make()
         if isinstance(answer, Lease):
             waiter.share(len(free))
             return answer
         waiter.started, waiter.attempt = attempt.started, None
-        if wanted.limit == 1 or answer[0] is not Verdict.TAKEN:
+        if request.limit == 1 or answer[0] is not Verdict.TAKEN:
             return answer
         if execution and holder_of(answer[1]).get("execution") == execution:
             return answer
         tried.add(place)
-        own, free = yield from seen_places(client, wanted, execution)
+        own, free = yield from seen_places(participant, request, execution)
         untried = [one for one in free if one not in tried]
         own = [one for one in own if one not in tried]  # it may have begun a moment ago
         if not (own or untried):
             return answer
-        place = any_of(own[:1] or untried, client)
+        place = any_of(own[:1] or untried, participant)
 
 
-def any_of(places: Sequence[int], client: Client) -> int:
+def any_of(places: Sequence[int], participant: Participant) -> int:
     """Return one of *places*, any with the same chance."""
-    return places[min(int(client.chance(0.0, len(places))), len(places) - 1)]
+    return places[min(int(participant.chance(0.0, len(places))), len(places) - 1)]
 
 
 def seen_places(
-    client: Client, wanted: Wanted, execution: str
+    participant: Participant, request: LockRequest, execution: str
 ) -> Generator[Ask, Ballot, tuple[list[int], list[int]]]:
     """
     Return the places that any node says *execution* has, and those that a majority calls free.
 
     Of the former first the one that most nodes name: others may have missed a release.
     """
-    majority = quorum(len(client.labels))
-    asked = places_request(client.rules, wanted.name, wanted.limit, execution)
+    majority = quorum(len(participant.labels))
+    asked = places_request(participant.rules, request.name, request.limit, execution)
     ballot = yield Ask(asked, lambda votes: count(votes, VoteKind.GRANTED) >= majority)
     told = [vote.value for vote in ballot if vote is not None and vote.kind is VoteKind.GRANTED]
-    said = [[one[place : place + 1] for one in told] for place in range(wanted.limit)]
+    said = [[one[place : place + 1] for one in told] for place in range(request.limit)]
     own = [place for place, words in enumerate(said) if b"2" in words]
     own.sort(key=lambda place: said[place].count(b"2"), reverse=True)
     return own, [place for place, words in enumerate(said) if words.count(b"0") >= majority]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_redlock.lock.algorithm.client import Client
+from celery_redlock.lock.algorithm.participant import Participant
 from celery_redlock.lock.lease import Lease, valid_until
 from celery_redlock.lock.scripts.requests import Request, renew_request
 from celery_redlock.lock.scripts.votes import Ballot, VoteKind, has_majority, prevents_majority
@@ -28,16 +28,16 @@ class Renewal:
         PROTOCOL 3.6, but stricter: there a key that was set again may count at once.
     """
 
-    def __init__(self, client: Client, lease: Lease) -> None:
-        self.client = client
-        self.started = client.now()
+    def __init__(self, participant: Participant, lease: Lease) -> None:
+        self.participant = participant
+        self.started = participant.now()
         self._ends = lease.valid_until
-        until = valid_until(self.started, lease.ttl, client.rules.drift_factor)
+        until = valid_until(self.started, lease.ttl, participant.rules.drift_factor)
         self.lease = lease.renewed(until, self._ends - self.started)
 
     def request(self) -> Request:
         """Return what is put to every node."""
-        return renew_request(self.client.rules, self.lease, repair=True)
+        return renew_request(self.participant.rules, self.lease, repair=True)
 
     def decided(self, ballot: Ballot) -> bool:
         """Return whether further answers could not change the outcome."""
@@ -45,7 +45,7 @@ class Renewal:
 
     def outcome(self, ballot: Ballot) -> Lease | str | None:
         """Return the new lease, the reason why it is lost, or None while that is unknown."""
-        return "deadline" if self.client.now() >= self._ends else self._verdict(ballot)
+        return "deadline" if self.participant.now() >= self._ends else self._verdict(ballot)
 
     def _verdict(self, ballot: Ballot) -> Lease | str | None:
         """Return what the votes say; at most one of these can ever be said of a round."""

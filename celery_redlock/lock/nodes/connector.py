@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from redis.utils import get_lib_version
 
-from celery_redlock.deferral import defer_signals
 from celery_redlock.lock import clock
 from celery_redlock.lock.nodes.guard import (
     Foreign,
@@ -26,6 +25,7 @@ from celery_redlock.lock.nodes.guard import (
     greet,
     is_trusted_at_once,
 )
+from celery_redlock.process.deferral import defer_signals
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection

@@ -3,7 +3,7 @@ Ask all nodes at once, and return as soon as the answer is decided.
 
 There is no thread per operation and no I/O thread: whoever asks drives the connections.
 Of several threads that ask at the same time one, the reader, waits for the sockets and
-hands every reply to the call it belongs to; the others sleep until their call is decided
+hands every reply to the round it belongs to; the others sleep until their round is decided
 or the reader leaves and another takes its place. The mutex guards the connections; nobody
 waits while holding it.
 
@@ -26,18 +26,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from celery_redlock.forks import members
 from celery_redlock.lock import clock
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.nodes.call import Call
 from celery_redlock.lock.nodes.connector import Connector
 from celery_redlock.lock.nodes.node import Gone, Node
+from celery_redlock.lock.nodes.round import Round
 from celery_redlock.lock.nodes.selector import new_selector
 from celery_redlock.lock.nodes.steps import whose
 from celery_redlock.lock.scripts.requests import inspect_request
 from celery_redlock.lock.scripts.votes import Vote, VoteKind
-from celery_redlock.log import get_logger
-from celery_redlock.mutex import new_mutex, run_elsewhere
+from celery_redlock.process.forks import members
+from celery_redlock.process.log import get_logger
+from celery_redlock.process.mutex import new_mutex, run_elsewhere
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Fanout"]
 
-#: Longest wait of a process's first call for nodes to be connected [s].
+#: Longest wait of a process's first round for nodes to be connected [s].
 FIRST_CONNECT = 1.0
 #: Shortest time that a node is taken to need for an answer [s].
 SHORTEST_ROUND_TRIP = 0.001
@@ -68,23 +68,23 @@ _every_fanout: weakref.WeakSet[Fanout] = members("fanout")
 
 class _Waiter:
     """
-    Somebody who waits for calls to be decided, at most until *deadline*.
+    Somebody who waits for rounds to be decided, at most until *deadline*.
 
     Attributes:
         wake: Held while it sleeps because another reads; None for one that reads from the start.
     """
 
-    __slots__ = ("calls", "deadline", "wake")
+    __slots__ = ("deadline", "rounds", "wake")
 
-    def __init__(self, calls: Sequence[Call], deadline: float) -> None:
-        self.calls = calls
+    def __init__(self, rounds: Sequence[Round], deadline: float) -> None:
+        self.rounds = rounds
         self.deadline = deadline
         self.wake: threading.Lock | None = None
 
     @property
     def is_open(self) -> bool:
-        for call in self.calls:  # noqa: SIM110  without a generator, as it is on every task's path
-            if call.is_open:
+        for a_round in self.rounds:  # noqa: SIM110  without a generator, as it is on every task's path
+            if a_round.is_open:
                 return True
         return False
 
@@ -166,7 +166,7 @@ class Fanout:
                 node.connection.disconnect()  # closes our copy; shuts nothing down: not our pid
 
     def close(self) -> None:
-        """Drop every connection. The next call connects again."""
+        """Drop every connection. The next round connects again."""
         if self.is_in_use_here():
             run_elsewhere(self.close)
             return
@@ -180,33 +180,33 @@ class Fanout:
             self._news.clear()
             self._disconnected()
 
-    def ask(self, calls: Sequence[Call], ends: float | None = None) -> None:
+    def ask(self, rounds: Sequence[Round], ends: float | None = None) -> None:
         """
-        Put *calls* to every node and return when all are decided, or after ``node_timeout``.
+        Put *rounds* to every node and return when all are decided, or after ``node_timeout``.
 
         Afterwards every ballot is complete: a node that did not answer votes unreachable.
 
         Args:
-            calls: What is asked.
+            rounds: What is asked.
             ends: Return by then [s, our clock], waits for connections included; None for no
                 such limit.
         """
         if self.is_in_use_here():
-            self._decline(calls)
+            self._decline(rounds)
             return
-        self._ask(calls, ends)
+        self._ask(rounds, ends)
         for node in self.nodes:
             if node.clock.doubt is not None:
                 self._compare_clocks()
                 return
 
-    def _ask(self, calls: Sequence[Call], ends: float | None = None) -> None:
+    def _ask(self, rounds: Sequence[Round], ends: float | None = None) -> None:
         if clock.now() - self._looked > QUIET:
             with self._mutex:
                 self._look()
         self.settle(ends)
         deadline = clock.now() + self._rules.node_timeout
-        waiter = _Waiter(calls, deadline if ends is None else min(deadline, ends))
+        waiter = _Waiter(rounds, deadline if ends is None else min(deadline, ends))
         try:
             with self._mutex:
                 self._waiters.append(waiter)
@@ -215,7 +215,7 @@ class Fanout:
                     waiter.wake.acquire()
                 else:
                     self._reader = waiter
-                self._send(calls)
+                self._send(rounds)
             self._wait(waiter)
         finally:
             with self._mutex:
@@ -226,7 +226,7 @@ class Fanout:
         """Find out whether our clock moved or those of the nodes in doubt, and act on it."""
         doubts = [node.clock.doubt for node in self.nodes]  # once: other threads settle them, too
         if any(doubt is not None and not doubt.is_reported for doubt in doubts):
-            read = Call(inspect_request(self._rules, ""), len(self.labels), lambda _: False)
+            read = Round(inspect_request(self._rules, ""), len(self.labels), lambda _: False)
             self._ask([read])  # of the clocks of all; it writes nothing
         with self._mutex:
             finding = whose([node.clock for node in self.nodes])
@@ -245,22 +245,22 @@ class Fanout:
             )
         self.publish()
 
-    def tell(self, call: Call, skip: frozenset[int] = frozenset()) -> None:
-        """Send *call* to every node but those at the positions *skip*; wait for nothing."""
+    def tell(self, a_round: Round, skip: frozenset[int] = frozenset()) -> None:
+        """Send *a_round* to every node but those at the positions *skip*; wait for nothing."""
         if self.is_in_use_here():
-            run_elsewhere(self.tell, call, skip)
+            run_elsewhere(self.tell, a_round, skip)
             return
         with self._mutex:
-            self._send((call,), skip)
+            self._send((a_round,), skip)
         self.publish()
 
-    def _decline(self, calls: Sequence[Call]) -> None:
+    def _decline(self, rounds: Sequence[Round]) -> None:
         """Answer for the nodes where nobody can wait for them; what undoes something is sent."""
-        for call in calls:
-            if call.request.script.one_way:
-                self.tell(Call(call.request, len(self.labels), None))
+        for a_round in rounds:
+            if a_round.request.script.one_way:
+                self.tell(Round(a_round.request, len(self.labels), None))
             for position in range(len(self.labels)):
-                call.take(position, NOBODY_WAITS)
+                a_round.take(position, NOBODY_WAITS)
 
     def settle(self, ends: float | None = None) -> None:
         """
@@ -311,7 +311,7 @@ class Fanout:
 
     # -- asking ------------------------------------------------------------------
 
-    def _send(self, calls: Sequence[Call], skip: frozenset[int] = frozenset()) -> None:
+    def _send(self, rounds: Sequence[Round], skip: frozenset[int] = frozenset()) -> None:
         now = clock.now()  # not from before the mutex was had: what is sent now is not late
         if now - self._looked > QUIET:
             self._look()  # the first write to a connection that was ended seems to succeed
@@ -319,10 +319,10 @@ class Fanout:
         for node in self.nodes:
             if node.position in skip:
                 continue
-            if node.quiet_since < late and not self._has_reader(but=calls):
+            if node.quiet_since < late and not self._has_reader(but=rounds):
                 self._read(self._selector.select(0))  # or its answers have long been unread
             try:
-                node.send(calls, now)
+                node.send(rounds, now)
                 if node.connection is None:
                     self._connector.reconnect(node)
                 elif node.unsent:
@@ -331,12 +331,12 @@ class Fanout:
                 self._lose(node, error)
                 if not isinstance(error, Gone):
                     raise
-                node.send(calls, now)  # answers for itself, having no connection
+                node.send(rounds, now)  # answers for itself, having no connection
 
-    def _has_reader(self, but: Sequence[Call] = ()) -> bool:
+    def _has_reader(self, but: Sequence[Round] = ()) -> bool:
         """Return whether a waiter other than *but* drives the connections."""
         reader = self._reader
-        return reader is not None and reader.calls is not but and clock.now() < reader.deadline
+        return reader is not None and reader.rounds is not but and clock.now() < reader.deadline
 
     def _look(self) -> None:
         """Read what came while nobody asked, to the end: nodes may have hung up after it."""
@@ -397,9 +397,9 @@ class Fanout:
         if waiter.is_open:
             self._read(self._selector.select(0))
         now = clock.now()
-        for call in waiter.calls:
-            if call.is_open:
-                self._give_up(call, now)
+        for a_round in waiter.rounds:
+            if a_round.is_open:
+                self._give_up(a_round, now)
         self._waiters = [
             w for w in self._waiters if w is not waiter and now < w.deadline + INTERRUPTED
         ]
@@ -411,19 +411,19 @@ class Fanout:
                     heir.rouse()
                     break
 
-    def _give_up(self, call: Call, now: float) -> None:
-        for node, vote in zip(self.nodes, tuple(call.ballot), strict=True):
+    def _give_up(self, a_round: Round, now: float) -> None:
+        for node, vote in zip(self.nodes, tuple(a_round.ballot), strict=True):
             if vote is None:
-                call.take(node.position, node.overdue(now))
-        call.is_open = False
+                a_round.take(node.position, node.overdue(now))
+        a_round.is_open = False
 
     def _lose(self, node: Node, error: BaseException) -> None:
         """Drop a connection; what the node granted through it and is not decided is void."""
         problem = error if isinstance(error, Gone) else Gone("interrupted")
         self._drop(node, problem)
         for waiter in self._waiters:
-            for call in waiter.calls:
-                call.withdraw(node.position, str(problem))
+            for a_round in waiter.rounds:
+                a_round.withdraw(node.position, str(problem))
         self._rouse_decided()
         node.is_settled = False
         self._connector.reconnect(node)

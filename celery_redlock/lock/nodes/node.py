@@ -24,9 +24,9 @@ from celery_redlock.events import Event, NodeClockJump, NodeDown, NodeQuarantine
 from celery_redlock.lock import clock
 from celery_redlock.lock.clock import ClockReading
 from celery_redlock.lock.nodes.bounded import end_exchange, socket_of
-from celery_redlock.lock.nodes.call import Call, pack_call
 from celery_redlock.lock.nodes.guard import Greeting, boot_marker
 from celery_redlock.lock.nodes.replies import WOULD_BLOCK, Replies, replies_of
+from celery_redlock.lock.nodes.round import Round, pack_round
 from celery_redlock.lock.nodes.steps import Finding, NodeClock
 from celery_redlock.lock.records import Keys, ms
 from celery_redlock.lock.rules import Rules
@@ -65,8 +65,8 @@ def without_echo(problem: Exception) -> str:
     return str(problem).partition(ECHO)[0]
 
 
-#: A reply that a node owes: to which call (None for one of our own), and since when [s].
-Owed = tuple["Call | None", float]
+#: A reply that a node owes: to which round (None for one of our own), and since when [s].
+Owed = tuple["Round | None", float]
 
 
 def read_out(connection: AbstractConnection) -> None:
@@ -117,7 +117,7 @@ class Node:
         self.quiet_since = NEVER
         self._took_more = -NEVER  # when it last took some of what waited to be sent [s]
         self._owed: list[Owed] = []
-        self._undelivered: deque[Call] = deque(maxlen=UNDELIVERED)
+        self._undelivered: deque[Round] = deque(maxlen=UNDELIVERED)
         self._boot = self.unsent = b""
         self._replies: Replies = lambda: iter(())
         self.clock = NodeClock(rules.drift_factor)
@@ -151,19 +151,19 @@ class Node:
             Gone: The connection is dead already.
         """
         oldest = now - self._rules.max_ttl
-        calls = [call for call in self._undelivered if (call.kept_since or now) > oldest]
+        rounds = [a_round for a_round in self._undelivered if (a_round.kept_since or now) > oldest]
         self._undelivered.clear()
-        self.send(calls, now)
+        self.send(rounds, now)
 
     def detach(self, problem: Exception) -> None:
-        """Drop the connection; the calls that wait for its answers get *problem* as the reason."""
+        """Drop the connection; the rounds that wait for its answers get *problem* as the reason."""
         connection, self.connection = self.connection, None
         self.fail(problem)
         owed, self._owed, self.quiet_since = self._owed, [], NEVER
-        for call, sent in owed:
-            if call is not None:
-                call.take(self.position, self._unreachable())
-                self._keep(call, sent)
+        for a_round, sent in owed:
+            if a_round is not None:
+                a_round.take(self.position, self._unreachable())
+                self._keep(a_round, sent)
         if connection is not None:
             connection.disconnect()
 
@@ -195,12 +195,12 @@ class Node:
         self.problem = problem
         self.is_settled = True
 
-    def _keep(self, call: Call, now: float) -> None:
+    def _keep(self, a_round: Round, now: float) -> None:
         """Keep a note for the next connection: it may not have arrived."""
-        if call.request.script.one_way:
-            if call.kept_since is None:
-                call.kept_since = now
-            self._undelivered.append(call)
+        if a_round.request.script.one_way:
+            if a_round.kept_since is None:
+                a_round.kept_since = now
+            self._undelivered.append(a_round)
 
     def is_late(self, now: float) -> bool:
         """Return whether the node has owed an answer for longer than a round waits."""
@@ -218,9 +218,9 @@ class Node:
             self.suspect(now)
         return self._unreachable() if self.connection is None else NO_ANSWER
 
-    def send(self, calls: Sequence[Call], now: float) -> None:
+    def send(self, rounds: Sequence[Round], now: float) -> None:
         """
-        Send *calls* in one write; a node that cannot be asked votes unreachable at once.
+        Send *rounds* in one write; a node that cannot be asked votes unreachable at once.
 
         To be called when all that has come from the node was read.
 
@@ -228,9 +228,9 @@ class Node:
             Gone: The connection is dead, or has owed an answer for too long.
         """
         if self.connection is None:
-            for call in calls:
-                call.take(self.position, self._unreachable())
-                self._keep(call, now)
+            for a_round in rounds:
+                a_round.take(self.position, self._unreachable())
+                self._keep(a_round, now)
             return
         if self.quiet_since < now - self._rules.node_timeout:
             if self.quiet_since < now - PATIENCE:
@@ -238,19 +238,19 @@ class Node:
                 raise Gone(msg)
             self.suspect(now)
         if self.suspect_since is not None:
-            calls = self._only_notes(calls)
-        self._owed += zip(calls, repeat(now))
+            rounds = self._only_notes(rounds)
+        self._owed += zip(rounds, repeat(now))
         data = b""
-        for call in calls:
-            data += call.packed + self._boot if call.is_guarded else call.packed
+        for a_round in rounds:
+            data += a_round.packed + self._boot if a_round.is_guarded else a_round.packed
         if data:
             self._write(data, now)
 
-    def _only_notes(self, calls: Sequence[Call]) -> list[Call]:
+    def _only_notes(self, rounds: Sequence[Round]) -> list[Round]:
         """Answer for a suspect; only notes go down its connection, behind what they undo."""
-        for call in calls:
-            call.take(self.position, self._unreachable())
-        return [call for call in calls if call.request.script.one_way]
+        for a_round in rounds:
+            a_round.take(self.position, self._unreachable())
+        return [a_round for a_round in rounds if a_round.request.script.one_way]
 
     def read(self) -> None:
         """
@@ -263,13 +263,13 @@ class Node:
         try:
             for reply in self._replies():
                 try:
-                    call, sent = owed[taken]
+                    a_round, sent = owed[taken]
                 except IndexError:
                     raise Gone("sent a reply that nobody asked for") from None
                 if type(reply) is not list and isinstance(reply, Exception):
-                    self._heed(reply, call)
-                elif call is not None and call.is_open:
-                    call.take(self.position, self._vote(call, reply, sent))
+                    self._heed(reply, a_round)
+                elif a_round is not None and a_round.is_open:
+                    a_round.take(self.position, self._vote(a_round, reply, sent))
                 taken += 1
         except (RedisError, OSError, ValueError, RecursionError, MemoryError) as error:
             # The last three: what parsers make of bytes that are no answer of a server.
@@ -281,16 +281,16 @@ class Node:
             self.suspect_since = None
             self._news.append(NodeUp(self.label))
 
-    def _heed(self, error: Exception, call: Call | None) -> None:
+    def _heed(self, error: Exception, a_round: Round | None) -> None:
         """Send a script that the node forgot; raise Gone if it is to be greeted anew."""
         if isinstance(error, (Lost, ReadOnlyError)):
             raise Gone(str(error))
-        if call is not None and isinstance(error, NoScriptError):
-            self._send_source(call, clock.now())
-        elif call is not None:
-            call.take(self.position, Vote(VoteKind.UNREACHABLE, reason=without_echo(error)))
+        if a_round is not None and isinstance(error, NoScriptError):
+            self._send_source(a_round, clock.now())
+        elif a_round is not None:
+            a_round.take(self.position, Vote(VoteKind.UNREACHABLE, reason=without_echo(error)))
 
-    def _vote(self, call: Call, reply: Any, sent: float) -> Vote:
+    def _vote(self, a_round: Round, reply: Any, sent: float) -> Vote:
         """
         Return the vote in *reply*; none while the node's clock does not go as ours does.
 
@@ -300,7 +300,7 @@ class Node:
         now = clock.now()  # not earlier than the reply came
         self.latency = now - sent
         try:  # of text, an index would give numbers
-            vote = call.request.script.read(reply if type(reply) is list else [])
+            vote = a_round.request.script.read(reply if type(reply) is list else [])
         except (LookupError, TypeError, ValueError) as error:
             msg = "sent a malformed reply"
             raise Gone(msg) from error
@@ -310,15 +310,15 @@ class Node:
         moved = f" by {doubt.move.jump:+.1f} s" if doubt is not None else ""
         return Vote(VoteKind.UNREACHABLE, reason=f"its clock moved against ours{moved}")
 
-    def _send_source(self, call: Call, now: float) -> None:
-        """Repeat a call whose script the node forgot; not a grant that nobody waits for."""
-        script = call.request.script
-        if not call.is_open and script.guarded and not script.one_way:
+    def _send_source(self, a_round: Round, now: float) -> None:
+        """Repeat a round whose script the node forgot; not a grant that nobody waits for."""
+        script = a_round.request.script
+        if not a_round.is_open and script.guarded and not script.one_way:
             return
-        request = call.request
-        data = pack_call(request, b"EVAL", request.script.source)
-        self._owed.append((call, now))
-        self._write(data + self._boot if call.is_guarded else data, now)
+        request = a_round.request
+        data = pack_round(request, b"EVAL", request.script.source)
+        self._owed.append((a_round, now))
+        self._write(data + self._boot if a_round.is_guarded else data, now)
 
     def settle_clock(self, finding: Finding, now: float) -> None:
         """

@@ -127,7 +127,7 @@ def release_request(
     Args:
         rules: Of the cluster.
         name: Lock name.
-        token: Whose lock: a token, or a `celery_redlock.lock.algorithm.wanted.Wanted.owner`.
+        token: Whose lock: a token, or a `celery_redlock.lock.algorithm.request.LockRequest.owner`.
         keep: Keep the key for so much longer instead of deleting it [s].
         marker: To be set in the same step, whoever holds the lock.
         wakes: Whether who waits is told; not by an attempt that was never granted the lock.

@@ -16,15 +16,15 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from celery_redlock.deferral import defer_signals
-from celery_redlock.forks import members
 from celery_redlock.lock import clock
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.nodes.bounded import begin_exchange, end_exchange
 from celery_redlock.lock.records import CHANNEL_LENGTH, channel
 from celery_redlock.lock.waiting.room import Room, Waiting
-from celery_redlock.log import get_logger
-from celery_redlock.mutex import new_mutex
+from celery_redlock.process.deferral import defer_signals
+from celery_redlock.process.forks import members
+from celery_redlock.process.log import get_logger
+from celery_redlock.process.mutex import new_mutex
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
 
-from celery_redlock.deferral import allow_signals
 from celery_redlock.lock import clock
 from celery_redlock.lock.records import RELEASE_LENGTH
-from celery_redlock.mutex import new_mutex
+from celery_redlock.process.deferral import allow_signals
+from celery_redlock.process.mutex import new_mutex
 
 __all__ = ["Room", "ThreadWaiting", "Waiting"]
 

@@ -17,6 +17,7 @@ from celery_redlock.ops.cli.command import (
     operator_command,
     settings_at_hand,
 )
+from celery_redlock.ops.forecast import GETS_IT
 from celery_redlock.ops.listing import (
     LOCK_COLOURS,
     LOCK_HEAD,
@@ -33,7 +34,6 @@ from celery_redlock.ops.listing import (
     waiter_as_json,
 )
 from celery_redlock.ops.loading import load_tasks
-from celery_redlock.ops.outlook import GETS_IT
 from celery_redlock.ops.screen import COLOURS, colour
 from celery_redlock.ops.text import LONGEST, one_line, show_json, show_table
 from celery_redlock.ops.why import Explanation, explain, find_task, limits_in_call, most_places

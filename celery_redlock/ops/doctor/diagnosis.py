@@ -17,7 +17,6 @@ from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.nodes.address import UrlAddress, addresses_of
 from celery_redlock.lock.nodes.credentials import shows_password
 from celery_redlock.lock.nodes.guard import exchange, read_info
-from celery_redlock.log import get_logger
 from celery_redlock.ops.advice import DAY
 from celery_redlock.ops.doctor import LEVELS, Finding
 from celery_redlock.ops.doctor.check_cluster import check_cluster
@@ -27,6 +26,7 @@ from celery_redlock.ops.doctor.facts import Facts, OtherServer, TaskFacts, place
 from celery_redlock.ops.doctor.nodes import gather_nodes
 from celery_redlock.ops.loading import AppError, load_tasks
 from celery_redlock.plugin import plugin_for
+from celery_redlock.process.log import get_logger
 from celery_redlock.reading.journal import KEPT, JournalReader
 from celery_redlock.reading.nodes import connected
 from celery_redlock.reading.tally_reader import TallyReader

@@ -16,7 +16,7 @@ from flask import url_for
 from markupsafe import Markup, escape
 
 from celery_redlock import words
-from celery_redlock.log import printable
+from celery_redlock.process.log import printable
 from celery_redlock.words import duration
 
 __all__ = ["FILTERS", "linked", "moment", "seconds", "text", "visible"]

@@ -25,7 +25,7 @@ from werkzeug.datastructures import Headers
 from werkzeug.exceptions import TooManyRequests
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.log import get_logger
+from celery_redlock.process.log import get_logger
 from celery_redlock.settings import SHORTEST_WEB_TOKEN, Settings
 
 __all__ = ["ENVIRONMENT", "Attempts", "Door", "configured_token", "guard", "is_from_our_page"]

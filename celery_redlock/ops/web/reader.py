@@ -20,9 +20,9 @@ from itertools import islice
 from typing import Any, Generic, TypeVar, cast
 
 from celery_redlock.lock.rules import Rules
-from celery_redlock.log import get_logger
 from celery_redlock.ops.advice import DAY
 from celery_redlock.ops.why import Explanation, explained, most_places
+from celery_redlock.process.log import get_logger
 from celery_redlock.reading.all_locks import AllLocks, AllReservations
 from celery_redlock.reading.journal import JournalReader
 from celery_redlock.reading.nodes import NodeStatus, node_statuses

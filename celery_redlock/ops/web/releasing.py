@@ -17,10 +17,10 @@ from itsdangerous import BadData, URLSafeTimedSerializer
 from werkzeug.exceptions import TooManyRequests
 
 from celery_redlock.lock.lease import quorum
-from celery_redlock.log import get_logger
 from celery_redlock.ops.web.format import LONG, text, visible
 from celery_redlock.ops.web.guard import ENVIRONMENT, Door, is_from_our_page
 from celery_redlock.ops.web.reader import Reader
+from celery_redlock.process.log import get_logger
 from celery_redlock.settings import Settings
 
 __all__ = ["LIFETIME", "Desk"]

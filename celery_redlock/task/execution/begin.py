@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 from celery_redlock.errors import LockNotAcquired, LockTaken
 from celery_redlock.lock import clock
-from celery_redlock.lock.algorithm.wanted import MarkerStands, Wanted
+from celery_redlock.lock.algorithm.request import LockRequest, MarkerStands
 from celery_redlock.lock.held import HeldLock, NotLocked
 from celery_redlock.lock.records import place_name, shorten
 from celery_redlock.lock.scripts.requests import Marker
 from celery_redlock.lock.waiting.waiting import leave_request
-from celery_redlock.log import get_logger
 from celery_redlock.plugin import locking
+from celery_redlock.process.log import get_logger
 from celery_redlock.task.execution.claim import Claim
 from celery_redlock.task.execution.outcome import DONE
 from celery_redlock.task.execution.plan import Plan, Situation, plan
@@ -207,7 +207,7 @@ def take(
         claim: Of the execution.
         wait: How long to keep trying [s].
         on_lost: As of `begin`.
-        ends: As of `Wanted`.
+        ends: As of `LockRequest`.
     """
     began = clock.now()
     try:
@@ -234,7 +234,7 @@ def acquire(claim: Claim, wait: float, on_lost: OnLost, ends: float | None) -> H
     asked = None if delivery.is_second_publish else marker
     waiting = delivery.envelope.waiting
     wanted = [
-        Wanted(
+        LockRequest(
             name,
             options.ttl,
             wait,

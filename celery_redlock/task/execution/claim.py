@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.log import get_logger
 from celery_redlock.plugin import Plugin, locking
+from celery_redlock.process.log import get_logger
 from celery_redlock.task.execution.outcome import Records
 from celery_redlock.task.messages.delivery import Delivery
 from celery_redlock.task.messages.envelope import HEADER

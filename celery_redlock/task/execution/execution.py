@@ -24,11 +24,11 @@ from typing import Any
 from celery.exceptions import Retry
 from celery.utils.time import maybe_make_aware
 
-from celery_redlock.deferral import defer_signals
 from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.scripts.requests import Marker
-from celery_redlock.log import get_logger
+from celery_redlock.process.deferral import defer_signals
+from celery_redlock.process.log import get_logger
 from celery_redlock.task.execution.begin import Finished, Granted, Refused, begin, leave_line
 from celery_redlock.task.execution.claim import Claim, end_reservation
 from celery_redlock.task.execution.interrupt import Interrupt, LockInterrupt, defer_interrupts

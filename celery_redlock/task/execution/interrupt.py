@@ -19,8 +19,8 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from celery_redlock.deferral import defer_signals
-from celery_redlock.mutex import new_mutex
+from celery_redlock.process.deferral import defer_signals
+from celery_redlock.process.mutex import new_mutex
 from celery_redlock.task.execution.raising import Strike, way_here
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
-from celery_redlock.deferral import SIGNAL, in_main_thread, raw_signal
+from celery_redlock.process.deferral import SIGNAL, in_main_thread, raw_signal
 
 __all__ = ["Strike", "Target", "way_here"]
 
@@ -30,8 +30,8 @@ __all__ = ["Strike", "Target", "way_here"]
 AROUND_BODY = (
     "celery.app.task",
     "celery.utils.threads",
-    "celery_redlock.deferral",
-    "celery_redlock.mutex",
+    "celery_redlock.process.deferral",
+    "celery_redlock.process.mutex",
     "celery_redlock.task.base",
     "celery_redlock.task.execution.calls",
     "celery_redlock.task.execution.execution",

@@ -26,10 +26,10 @@ from celery_redlock.events import (
     TaskRetried,
     TaskSkipped,
 )
-from celery_redlock.lock.algorithm.asks import Ask
+from celery_redlock.lock.algorithm.effects import Ask
 from celery_redlock.lock.scripts.votes import VoteKind, has_majority
 from celery_redlock.lock.waiting.waiting import has_answered, wait_request
-from celery_redlock.log import get_logger
+from celery_redlock.process.log import get_logger
 from celery_redlock.task.execution.begin import Finished, Refused, holder_in, leave_line
 from celery_redlock.task.execution.claim import Claim
 from celery_redlock.task.execution.followers import fail_followers, stop_chain

@@ -27,7 +27,7 @@ from celery_redlock.events import (
 )
 from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock, NotLocked
-from celery_redlock.log import get_logger
+from celery_redlock.process.log import get_logger
 from celery_redlock.task.execution.begin import (
     Finished,
     Granted,

@@ -16,9 +16,9 @@ from typing import Any
 from kombu import pools
 from kombu.exceptions import OperationalError
 
-from celery_redlock.deferral import pause
 from celery_redlock.lock.clock import jitter
-from celery_redlock.log import get_logger
+from celery_redlock.process.deferral import pause
+from celery_redlock.process.log import get_logger
 from celery_redlock.task.execution.claim import Claim
 from celery_redlock.task.execution.outcome import DeliveryOver, Outcome, PutBack
 from celery_redlock.task.messages.broker import driver_of, longest_countdown, way_back

@@ -14,7 +14,7 @@ from celery import states
 
 from celery_redlock.errors import LockKeyError
 from celery_redlock.lock.records import shorten
-from celery_redlock.log import get_logger
+from celery_redlock.process.log import get_logger
 from celery_redlock.task.execution.begin import Granted, Refused
 from celery_redlock.task.execution.claim import Claim, end_reservation
 from celery_redlock.task.execution.interrupt import defer_interrupts

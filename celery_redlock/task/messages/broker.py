@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kombu import Exchange, Queue
 
 from celery_redlock.configuration import first_url
-from celery_redlock.log import get_logger
+from celery_redlock.process.log import get_logger
 from celery_redlock.task.messages.delivery import queue_of
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from typing import Any
 from celery.app.task import Context
 from kombu.serialization import registry  # type: ignore[attr-defined]
 
-from celery_redlock.lock.algorithm.client import new_owner
-from celery_redlock.log import cut
+from celery_redlock.lock.algorithm.participant import new_owner
+from celery_redlock.process.log import cut
 from celery_redlock.task.messages.envelope import HEADER, Envelope, fresh_publish_id, hide_header
 from celery_redlock.task.options import LockOptions
 

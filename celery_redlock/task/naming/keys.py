@@ -19,7 +19,7 @@ from typing import Any
 
 from celery_redlock.errors import LockKeyError
 from celery_redlock.lock.records import own_name
-from celery_redlock.log import get_logger
+from celery_redlock.process.log import get_logger
 from celery_redlock.task.naming.arguments import Parameters, Task, misfit
 from celery_redlock.task.naming.canonical import NotCarried, canonical, json_key
 from celery_redlock.task.naming.template import Field, delimited, endings, pieces

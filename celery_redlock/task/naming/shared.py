@@ -7,7 +7,7 @@ from string import Formatter
 from typing import Any, NamedTuple
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.log import get_logger
+from celery_redlock.process.log import get_logger
 from celery_redlock.task.naming.task_lock import lock_of
 
 __all__ = ["check_shared"]

@@ -38,8 +38,8 @@ from celery_redlock.errors import (
 from celery_redlock.events import DuplicatePublished
 from celery_redlock.lock import clock
 from celery_redlock.lock.records import shorten
-from celery_redlock.log import LONGEST_STORED, cut
 from celery_redlock.plugin import locking, plugin_for
+from celery_redlock.process.log import LONGEST_STORED, cut
 from celery_redlock.task.execution.execution import latest_execution
 from celery_redlock.task.execution.reporting import warn_once
 from celery_redlock.task.messages.envelope import HEADER, Envelope, fresh_publish_id

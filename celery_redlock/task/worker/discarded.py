@@ -15,8 +15,8 @@ from typing import Any
 
 from celery import bootsteps, signals
 
-from celery_redlock.log import get_logger
 from celery_redlock.plugin import locking, plugin_for
+from celery_redlock.process.log import get_logger
 from celery_redlock.task.messages.envelope import HEADER, Envelope
 from celery_redlock.task.messages.reservation import Reservation
 

@@ -26,8 +26,8 @@ from celery.exceptions import InvalidTaskError
 from celery.worker.request import Request
 from celery.worker.state import revoked, revoked_stamps, task_ready
 
-from celery_redlock.log import get_logger
 from celery_redlock.plugin import locking, plugin_for
+from celery_redlock.process.log import get_logger
 from celery_redlock.task.execution.outcome import Outcome, outcome_of_loss, records_after
 from celery_redlock.task.messages.delivery import Delivery, mint_owner, note_queue, note_serializer
 from celery_redlock.task.naming.task_lock import lock_of, names_told

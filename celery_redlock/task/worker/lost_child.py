@@ -17,18 +17,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_redlock.errors import RedlockError
-from celery_redlock.lock.algorithm.outcomes import ReleaseOutcome
+from celery_redlock.lock.algorithm.results import ReleaseOutcome
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.scripts.requests import Marker
 from celery_redlock.lock.waiting.waiting import leave_request
-from celery_redlock.log import get_logger
-from celery_redlock.nodewatch import forks_held_off
 from celery_redlock.plugin import plugin_for
+from celery_redlock.process.log import get_logger
 from celery_redlock.task.execution.execution import left_of
 from celery_redlock.task.execution.outcome import DONE, Outcome, records_after
 from celery_redlock.task.messages.delivery import Delivery
 from celery_redlock.task.naming.task_lock import lock_of, names_told, places_of
 from celery_redlock.task.worker.death import wait_until_dead
+from celery_redlock.task.worker.node_watch import forks_held_off
 
 __all__ = ["LostChild"]
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from celery_redlock.events import TasksWaiting
 from celery_redlock.lock import clock
-from celery_redlock.lock.algorithm.asks import Ask
+from celery_redlock.lock.algorithm.effects import Ask
 from celery_redlock.lock.algorithm.waiter import COMES_EVERY, NOTED_EVERY
 from celery_redlock.lock.records import line_key, shorten
 from celery_redlock.lock.scripts.requests import Request
@@ -38,9 +38,9 @@ from celery_redlock.lock.waiting.waiting import (
     wait_request,
     waited_for,
 )
-from celery_redlock.log import get_logger
-from celery_redlock.mutex import new_mutex, run_elsewhere
 from celery_redlock.plugin import Plugin, plugin_for
+from celery_redlock.process.log import get_logger
+from celery_redlock.process.mutex import new_mutex, run_elsewhere
 from celery_redlock.task.messages.delivery import Delivery, is_woken, note_woken
 from celery_redlock.task.messages.waiting import Wakes
 from celery_redlock.task.naming.task_lock import lock_of

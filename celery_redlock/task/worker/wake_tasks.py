@@ -7,8 +7,8 @@ from typing import Any
 
 from celery import bootsteps
 
-from celery_redlock.log import get_logger
 from celery_redlock.plugin import locking
+from celery_redlock.process.log import get_logger
 from celery_redlock.task.worker.waiting_room import LOOK_EVERY, room_of
 
 __all__ = ["WakeTasks"]

@@ -18,7 +18,7 @@ import time
 import traceback
 from typing import Any
 
-from celery_redlock.forks import around_fork
+from celery_redlock.process.forks import around_fork
 
 __all__ = ["LONGEST", "LONGEST_LINE", "cut", "get_logger", "printable"]
 

@@ -1,4 +1,4 @@
-"""One request put to every node: its bytes, and the votes that come back."""
+"""A round: one request put to every node, and the votes that come back."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from celery_redlock.lock.scripts.requests import Request
 from celery_redlock.lock.scripts.scripting import pack
 from celery_redlock.lock.scripts.votes import Ballot, Vote, VoteKind
 
-__all__ = ["Call", "pack_call"]
+__all__ = ["Round", "pack_round"]
 
 
-class Call:
+class Round:
     """
     One request put to every node, and the votes that have come back.
 
@@ -40,7 +40,7 @@ class Call:
         self, request: Request, nodes: int, decided: Callable[[Ballot], bool] | None
     ) -> None:
         self.request = request
-        self.packed = pack_call(request, b"EVALSHA", request.script.sha)
+        self.packed = pack_round(request, b"EVALSHA", request.script.sha)
         self.is_guarded = request.script.guarded
         self.ballot: list[Vote | None] = [None] * nodes
         self.is_open = decided is not None
@@ -50,7 +50,7 @@ class Call:
         self._minority = (nodes - 1) // 2
 
     def take(self, position: int, vote: Vote) -> None:
-        """Count the vote of the node at *position*; closes the call once it is decided."""
+        """Count the vote of the node at *position*; closes the round once it is decided."""
         if not self.is_open or self.ballot[position] is not None:
             return
         self.ballot[position] = vote
@@ -67,7 +67,7 @@ class Call:
             self.ballot[position] = Vote(VoteKind.UNREACHABLE, reason=reason)
 
 
-def pack_call(request: Request, command: bytes, script: bytes) -> bytes:
+def pack_round(request: Request, command: bytes, script: bytes) -> bytes:
     """Return the request as bytes for any node; without a guarded script's last argument."""
     numkeys = b"%d" % len(request.keys)
     words = (command, script, numkeys, *request.keys, *request.arguments)

@@ -1,4 +1,4 @@
-"""What observers hear of a lock: the event of a refusal, a grant, a renewal and a release."""
+"""Events of a lock: refused, granted, renewed, released."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celery_redlock.events import (
     LockRenewed,
     LockUnavailable,
 )
-from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
 
@@ -33,13 +33,13 @@ def of_refusal(error: LockNotAcquired, info: dict[str, Any], waited: float) -> E
     return LockUnavailable(error.name, error.votes, waited, **who(info))
 
 
-def of_grant(lease: Lease, wanted: Wanted, waited: float) -> Event:
+def of_grant(lease: Lease, request: LockRequest, waited: float) -> Event:
     """Return the event of a lock that was granted after a wait [s]."""
-    event, since = who(wanted.info), wanted.queued_since
+    event, since = who(request.info), request.queued_since
     if since is not None:
         event["queued_for"] = max(0.0, lease.since - since)
-        event["was_woken"] = wanted.was_woken
-    return LockAcquired(wanted.name, lease.fence, waited, **event)
+        event["was_woken"] = request.was_woken
+    return LockAcquired(request.name, lease.fence, waited, **event)
 
 
 def of_renewal(held: HeldLock, margin: float | None) -> Event:

@@ -1,4 +1,4 @@
-"""What an algorithm yields: a question to the nodes, something to tell them, or a pause."""
+"""Effects that the algorithm yields: ask, send, sleep."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery_redlock.lock.scripts.votes import Ballot
 if TYPE_CHECKING:
     from celery_redlock.lock.waiting.room import ThreadWaiting
 
-__all__ = ["Ask", "Pause", "Tell"]
+__all__ = ["Ask", "Send", "Sleep"]
 
 
 def when_all_are_in(_ballot: Ballot) -> bool:
@@ -29,7 +29,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Tell:
+class Send:
     """Send *request* to every node but those at the positions *skip*; wait for nothing."""
 
     request: Request
@@ -37,7 +37,7 @@ class Tell:
 
 
 @dataclass(frozen=True)
-class Pause:
+class Sleep:
     """
     Do nothing for *seconds*, or until *waiting* is woken; answered by whether it was.
 

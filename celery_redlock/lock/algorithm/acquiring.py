@@ -3,8 +3,8 @@ The algorithm, sans I/O: generators that yield the next step and are sent its re
 
     acquire():   Ask(ACQUIRE) --granted by a quorum, one fence--> Lease
                      |   \--granted, fences differ--> Ask(RENEW) to agree on one --> Lease
-                     |--refused / too late / split--> Tell(RELEASE) -> Pause -> again, new token
-                     |           (while it waits, the nodes know of it: Tell(WAIT), Tell(LEAVE))
+                     |--refused / too late / split--> Send(RELEASE) -> Sleep -> again, new token
+                     |           (while it waits, the nodes know of it: Send(WAIT), Send(LEAVE))
                      '--out of time--> LockTaken, QuorumUnavailable, or a marker in doubt
 
 Whoever drives them does the I/O (`celery_redlock.lock.redlock`, or a simulator). The
@@ -29,11 +29,11 @@ from collections.abc import Generator
 from typing import Any
 
 from celery_redlock.errors import LockNotAcquired, LockTaken, QuorumUnavailable
-from celery_redlock.lock.algorithm.asks import Ask, Pause, Tell
-from celery_redlock.lock.algorithm.client import Client
+from celery_redlock.lock.algorithm.effects import Ask, Send, Sleep
+from celery_redlock.lock.algorithm.participant import Participant
 from celery_redlock.lock.algorithm.places import try_places
+from celery_redlock.lock.algorithm.request import LockRequest, MarkerStands
 from celery_redlock.lock.algorithm.waiter import COMES_EVERY, Waiter
-from celery_redlock.lock.algorithm.wanted import MarkerStands, Wanted
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.scripts.votes import (
     Ballot,
@@ -59,14 +59,14 @@ LONGEST_PAUSE = 0.25
 #: whose requests cross in a pause would split the vote again.
 SHORTEST_SPLIT_PAUSE = 0.002
 
-Steps = Generator["Ask | Tell | Pause", Any, Lease]
+Steps = Generator["Ask | Send | Sleep", Any, Lease]
 
 
-def acquire(client: Client, wanted: Wanted) -> Steps:
+def acquire(participant: Participant, request: LockRequest) -> Steps:
     """Acquire the lock as `attempts` does, and leave nothing else behind, however that ends."""
-    waiter = Waiter(client, wanted)
+    waiter = Waiter(participant, request)
     try:
-        return (yield from acquire_or_clear(client, wanted, waiter))
+        return (yield from acquire_or_clear(participant, request, waiter))
     except GeneratorExit:  # dropped by its driver: nobody could send it
         raise
     except BaseException:  # interrupted, perhaps as it cleared; else there is nothing left to clear
@@ -74,10 +74,10 @@ def acquire(client: Client, wanted: Wanted) -> Steps:
         raise
 
 
-def acquire_or_clear(client: Client, wanted: Wanted, waiter: Waiter) -> Steps:
+def acquire_or_clear(participant: Participant, request: LockRequest, waiter: Waiter) -> Steps:
     """Do so unless it is interrupted at its end."""
     try:
-        lease = yield from attempts(client, wanted, waiter)
+        lease = yield from attempts(participant, request, waiter)
         yield from waiter.leave()
         return lease  # noqa: TRY300  an interruption may strike here, too
     except GeneratorExit:
@@ -87,9 +87,9 @@ def acquire_or_clear(client: Client, wanted: Wanted, waiter: Waiter) -> Steps:
         raise
 
 
-def attempts(client: Client, wanted: Wanted, waiter: Waiter) -> Steps:
+def attempts(participant: Participant, request: LockRequest, waiter: Waiter) -> Steps:
     """
-    Acquire the lock, trying until it is granted or *wanted.wait* has passed.
+    Acquire the lock, trying until it is granted or *request.wait* has passed.
 
     Returns:
         The lease, with at least a third of its TTL left.
@@ -97,40 +97,40 @@ def attempts(client: Client, wanted: Wanted, waiter: Waiter) -> Steps:
     Raises:
         LockTaken: Somebody else holds it.
         QuorumUnavailable: No quorum could decide.
-        MarkerStands: A majority of nodes has the marker of *wanted*, or it is in doubt.
+        MarkerStands: A majority of nodes has the marker of *request*, or it is in doubt.
     """
-    give_up = client.now() + wanted.wait
+    give_up = participant.now() + request.wait
     tries = splits = 0
     while True:
-        answer = yield from try_places(client, wanted, waiter)
+        answer = yield from try_places(participant, request, waiter)
         if isinstance(answer, Lease):
             return answer
         verdict, ballot = answer
-        if verdict is Verdict.MARKED and wanted.marker is not None:
+        if verdict is Verdict.MARKED and request.marker is not None:
             state = marker_in(ballot) or b""
             raise MarkerStands(state.decode(errors="replace"))  # others may have written it
-        now = client.now()
-        took = min(now - waiter.started, client.rules.node_timeout)  # without waits to connect
-        can_wait = verdict is Verdict.TAKEN and client.listener is not None
+        now = participant.now()
+        took = min(now - waiter.started, participant.rules.node_timeout)  # without waits to connect
+        can_wait = verdict is Verdict.TAKEN and participant.listener is not None
         if can_wait and now < give_up:
             yield from waiter.join()
         most = COMES_EVERY if can_wait else LONGEST_PAUSE
-        pause = pause_after(client, verdict, ballot, tries, splits, give_up - now, took, most)
-        if pause is None or (wanted.ends is not None and now + pause >= wanted.ends):
-            if wanted.marker is not None and is_in_doubt(ballot):
+        pause = pause_after(participant, verdict, ballot, tries, splits, give_up - now, took, most)
+        if pause is None or (request.ends is not None and now + pause >= request.ends):
+            if request.marker is not None and is_in_doubt(ballot):
                 raise MarkerStands("")
-            raise refusal(wanted.name, ballot, client.labels)
+            raise refusal(request.name, ballot, participant.labels)
         is_draw = verdict is Verdict.SPLIT and splits < SPLIT_TRIES
         splits += is_draw
         tries += not is_draw
         if can_wait:
             yield from waiter.pause(give_up - now, pause)
         else:
-            yield Pause(pause)
+            yield Sleep(pause)
 
 
 def pause_after(  # noqa: PLR0917  all that there is to know of an attempt
-    client: Client,
+    participant: Participant,
     verdict: Verdict,
     ballot: Ballot,
     tries: int,
@@ -142,18 +142,20 @@ def pause_after(  # noqa: PLR0917  all that there is to know of an attempt
     """Return how long to wait before the next attempt [s]; None to give up."""
     if verdict is Verdict.SPLIT and splits < SPLIT_TRIES:
         longest = max(SHORTEST_SPLIT_PAUSE, took) * 2 ** min(splits, 5)
-        return client.chance(0.0, min(LONGEST_PAUSE, longest))
-    return None if left <= 0 else pause_before(client, tries, left, most, earliest_free(ballot))
+        return participant.chance(0.0, min(LONGEST_PAUSE, longest))
+    return (
+        None if left <= 0 else pause_before(participant, tries, left, most, earliest_free(ballot))
+    )
 
 
 def pause_before(
-    client: Client, tries: int, left: float, most: float, free_in: float | None
+    participant: Participant, tries: int, left: float, most: float, free_in: float | None
 ) -> float:
     """
     Return how long to wait before the next attempt on a lock that is taken [s].
 
     Args:
-        client: Has the jitter.
+        participant: Has the jitter.
         tries: How many attempts were in vain.
         left: How long it may take at all [s].
         most: Longest pause [s].
@@ -162,7 +164,7 @@ def pause_before(
     longest = min(most, SHORTEST_PAUSE * 2 ** min(tries, 7))
     if free_in is not None:
         longest = min(longest, free_in + SHORTEST_PAUSE)
-    return min(left, client.chance(longest / 2, longest))
+    return min(left, participant.chance(longest / 2, longest))
 
 
 def refusal(name: str, ballot: Ballot, labels: tuple[str, ...]) -> LockNotAcquired:

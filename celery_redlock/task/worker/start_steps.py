@@ -9,8 +9,8 @@ from celery import bootsteps
 from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.log import get_logger
 from celery_redlock.plugin import locking, plugin_for
+from celery_redlock.process.log import get_logger
 
 __all__ = ["LOOK_FOR_DEATHS", "CheckLocks", "NoteDeaths"]
 

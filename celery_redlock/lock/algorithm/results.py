@@ -1,4 +1,4 @@
-"""What the nodes say to a release and to a look, as callers see it."""
+"""Results of release and inspect."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import Observer
-from celery_redlock.log import get_logger
 from celery_redlock.observers.journal import JournalObserver
 from celery_redlock.observers.logging import Log
 from celery_redlock.observers.tally import Tally
+from celery_redlock.process.log import get_logger
 from celery_redlock.reading.journal import Journal
 from celery_redlock.reading.tally import Counts, tally_request
 
@@ -65,7 +65,7 @@ def journal(plugin: Any) -> Observer:
 
 
 def celery_events(plugin: Any) -> Observer:
-    from celery_redlock.celery_events import CeleryEvents  # noqa: PLC0415  in workers alone
+    from celery_redlock.observers.celery_events import CeleryEvents  # noqa: PLC0415  in workers alone
 
     return CeleryEvents(plugin)
 

@@ -1,4 +1,4 @@
-"""What somebody asks for who wants a lock."""
+"""The request for a lock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from celery_redlock.errors import LockKeyError, RedlockError
 from celery_redlock.lock.records import is_text
 
-__all__ = ["MarkerStands", "Wanted"]
+__all__ = ["LockRequest", "MarkerStands"]
 
 
 class MarkerStands(RedlockError):
@@ -26,9 +26,9 @@ class MarkerStands(RedlockError):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LockRequest:
     """
-    What somebody asks for.
+    The request for a lock.
 
     Attributes:
         name: Lock name.

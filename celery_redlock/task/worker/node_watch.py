@@ -18,11 +18,11 @@ from celery import bootsteps
 
 from celery_redlock.errors import RedlockError
 from celery_redlock.events import NodeDown, NodeMeasured, NodeUp
-from celery_redlock.forks import around_fork
 from celery_redlock.lock.lease import quorum
-from celery_redlock.log import get_logger
-from celery_redlock.mutex import new_mutex
 from celery_redlock.plugin import Plugin, locking, plugin_for
+from celery_redlock.process.forks import around_fork
+from celery_redlock.process.log import get_logger
+from celery_redlock.process.mutex import new_mutex
 from celery_redlock.reading.health import connect, probe
 from celery_redlock.reading.leaks import Leaks
 from celery_redlock.words import duration, redlock_command

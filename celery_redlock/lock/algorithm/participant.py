@@ -1,4 +1,4 @@
-"""What one client of the lock nodes knows and uses."""
+"""One participant of the quorum: its rules, its clocks, and the largest fence it has seen."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from celery_redlock.lock.scripts.votes import Ballot
 if TYPE_CHECKING:
     from celery_redlock.lock.waiting.listener import Listener
 
-__all__ = ["Client", "fresh_token", "new_owner"]
+__all__ = ["Participant", "fresh_token", "new_owner"]
 
 
 @dataclass
-class Client:
+class Participant:
     """
-    What one client of the cluster knows and uses; clocks and chance can be replaced.
+    One process that takes locks; clocks and chance can be replaced.
 
     Attributes:
-        rules: What all clients agree on.
+        rules: What all participants agree on.
         labels: One per configured node, in their order.
         seen: Largest fencing number that any node ever reported.
         listener: Hears which locks may be free; None where nobody is woken.
@@ -46,7 +46,7 @@ class Client:
         Return the fencing number to propose next.
 
         What was seen counts only while it is near our own clock: nodes refuse numbers that
-        are far ahead of theirs, and one fast client must not bring that upon all others. A
+        are far ahead of theirs, and one fast participant must not bring that upon all others. A
         node never goes back anyway; the proposal only saves a round.
         """
         wall_ms = int(self.wall() * 1000)
@@ -67,11 +67,11 @@ class Client:
 
 
 def new_owner() -> str:
-    """Return what a token is to begin with, for `Wanted.owner`: 128 random bits."""
+    """Return what a token is to begin with, for `LockRequest.owner`: 128 random bits."""
     return os.urandom(OWNER_LENGTH // 2).hex()
 
 
-def fresh_token(client: Client, owner: str | None) -> str:
+def fresh_token(participant: Participant, owner: str | None) -> str:
     """Return the token of an attempt: 160 random bits, of which the first may be *owner*."""
-    token = client.new_token()
+    token = participant.new_token()
     return token if owner is None else owner + token[OWNER_LENGTH:]

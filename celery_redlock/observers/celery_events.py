@@ -39,9 +39,9 @@ from kombu.exceptions import EncodeError
 
 from celery_redlock.events import Event
 from celery_redlock.lock.records import shortened
-from celery_redlock.log import get_logger
 from celery_redlock.observers.outbox import Outbox
 from celery_redlock.observers.records import record_of
+from celery_redlock.process.log import get_logger
 
 __all__ = ["CeleryEvents"]
 

@@ -1,0 +1,1 @@
+"""This process: forks, signals that are held back, mutexes, loggers."""
