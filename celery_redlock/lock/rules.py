@@ -1,4 +1,4 @@
-"""The numbers that all clients of one cluster of lock nodes must agree on, checked once."""
+"""The settings that all clients of one cluster of lock nodes share, checked once."""
 
 from __future__ import annotations
 
@@ -127,7 +127,6 @@ class Rules:
 
 
 def check_prefix(prefix: Any) -> None:
-    """Raise ConfigurationError unless *prefix* may begin a Redis key."""
     is_known = isinstance(prefix, str) and is_text(prefix)
     if is_known and 0 < len(prefix.encode()) <= LONGEST_PREFIX:
         return
@@ -136,7 +135,6 @@ def check_prefix(prefix: Any) -> None:
 
 
 def number(name: str, value: object) -> float:
-    """Return *value* if it is a finite number >= 0; raise ConfigurationError naming *name*."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         msg = f"{name} must be a number, got {value!r}"
         raise ConfigurationError(msg)
@@ -157,7 +155,6 @@ def in_seconds(name: str, value: object) -> float:
 
 
 def positive(name: str, value: object) -> float:
-    """Return a time > 0 in seconds; raise ConfigurationError by *name*."""
     given = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(given, (int, float)) and not isinstance(given, bool) and given <= 0:
         msg = f"{name} must be > 0, got {value!r}"
@@ -166,7 +163,6 @@ def positive(name: str, value: object) -> float:
 
 
 def flag(name: str, value: object) -> bool:
-    """Return *value* if it is True or False; raise ConfigurationError naming *name*."""
     if not isinstance(value, bool):
         msg = f"{name} must be True or False, got {value!r}"
         raise ConfigurationError(msg)

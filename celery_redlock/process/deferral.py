@@ -76,7 +76,6 @@ class _Deferral:
         self.end()
 
     def begin(self) -> None:
-        """Replace every Python handler with ours, and remember them."""
         note = self._note
         for number in DEFERRED:
             handler = raw_signal.getsignal(number)
@@ -149,7 +148,6 @@ def defer_signals(max_wait: float = NEVER) -> contextlib.AbstractContextManager[
 
 @contextlib.contextmanager
 def _let_through(outer: _Deferral, after: float) -> Iterator[None]:
-    """Have *outer* let signals through from *after* [s from now] on, for the body of a ``with``."""
     outer.let_through(after)
     try:
         yield
@@ -173,6 +171,6 @@ def allow_signals() -> Iterator[None]:
 
 
 def pause(seconds: float) -> None:
-    """Sleep; a pending signal may end it early."""
+    """Sleep so long [s]; a pending signal may end it early."""
     with allow_signals():
         time.sleep(seconds)  # what the caller asked for, with signals let through

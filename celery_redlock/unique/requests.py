@@ -1,4 +1,4 @@
-"""What is put to a node about a reservation: the values it is made of, one function per script."""
+"""Requests to a node about a reservation, one function per script, and their values."""
 
 from __future__ import annotations
 
@@ -77,7 +77,6 @@ def reservation_keys(rules: Rules, name: str) -> tuple[bytes, bytes]:
 
 
 def reserve_request(rules: Rules, trigger: Trigger, token: str, version: int) -> Request:
-    """Return what takes the reservation for *token*, or merges *trigger* into who has it."""
     keys = Keys.of(rules.prefix, trigger.name)
     return Request(
         RESERVE,
@@ -97,7 +96,6 @@ def reserve_request(rules: Rules, trigger: Trigger, token: str, version: int) ->
 
 
 def start_request(rules: Rules, name: str, token: str, begun: Start) -> Request:
-    """Return what notes that the task of *token* runs."""
     alone = begun.alone if isinstance(begun.alone, str) else f"{begun.alone * 1000:.0f}"
     return Request(
         START,
@@ -115,6 +113,5 @@ def start_request(rules: Rules, name: str, token: str, begun: Start) -> Request:
 
 
 def end_request(rules: Rules, name: str, token: str, how: str = OVER, life: float = 0.0) -> Request:
-    """Return what ends the reservation of *token*; *how* and *life* as of `Reservations.end`."""
     keys = (*reservation_keys(rules, name), Keys.of(rules.prefix, name).lock)
     return Request(END, keys, (token.encode(), how.encode(), ms(life)))

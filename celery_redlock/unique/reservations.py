@@ -40,14 +40,7 @@ __all__ = ["Reservations"]
 
 
 class Reservations:
-    """
-    The reservations on the nodes of one process. Safe from any thread.
-
-    Args:
-        participant: What this client of the cluster knows.
-        driver: Does the I/O.
-        notify: Called when no quorum could decide.
-    """
+    """The reservations on the nodes of one process. Safe from any thread."""
 
     def __init__(self, participant: Participant, driver: Driver, notify: Notify) -> None:
         self._participant = participant
@@ -56,20 +49,10 @@ class Reservations:
 
     @classmethod
     def on(cls, locks: Redlock) -> Self:
-        """Return the reservations on the nodes of *locks*."""
         return cls(locks.participant, locks.driver, locks.notify)
 
     def reserve(self, trigger: Trigger, ends: float | None = None) -> Reserved | Duplicate:
-        """
-        Take the reservation, or find out who has it; one round.
-
-        Args:
-            trigger: The publish.
-            ends: Give up by then [s, our clock]; None for no such limit.
-
-        Raises:
-            QuorumUnavailable: No quorum could decide.
-        """
+        """Take the reservation by *ends* [s, our clock], or find out who has it; one round."""
         started = clock.now()
         try:
             return self._driver.drive(reserve(self._participant, trigger, ends), ends)
@@ -79,16 +62,11 @@ class Reservations:
 
     def start(self, name: str, token: str, begun: Start, *, wait: bool) -> Started | NotStarted:
         """
-        Record that the reservation's task starts under its lock.
-
-        Args:
-            name: Lock name.
-            token: Of the reservation.
-            begun: What to record.
-            wait: Whether to wait for all answers.
+        Record that the task of the reservation *token* starts under its lock.
 
         Returns:
-            What was merged into the task; or why it may not start.
+            What was merged into the task; or why it may not start. Nothing without *wait*, which
+            waits for the answers of all nodes.
         """
         request = start_request(self._participant.rules, name, token, begun)
         if not wait:
@@ -122,5 +100,4 @@ class Reservations:
 
 
 def has_answered(ballot: Ballot) -> bool:
-    """Return whether a majority of nodes answered, whether it had the reservation or not."""
     return has_majority(ballot, VoteKind.GRANTED, VoteKind.REFUSED)

@@ -129,14 +129,12 @@ Answer = tuple[enum.Enum, bytes]
 
 
 def answer_of(vote: Vote) -> Answer | None:
-    """Return the answer in *vote*; None if it has none."""
     if vote.kind in OURS:
         return vote.kind, b""
     return (vote.kind, vote.value[:TOKEN_LENGTH]) if vote.kind in ANSWERS else None
 
 
 def is_decided(ballot: Ballot) -> bool:
-    """Return whether further answers could not change what to do."""
     return bool(agreed(ballot, answer_of))
 
 
@@ -157,13 +155,8 @@ def reserve(participant: Participant, trigger: Trigger, ends: float | None = Non
     """
     Take the reservation, or find out who has it.
 
-    Args:
-        participant: What this client of the cluster knows.
-        trigger: The publish.
-        ends: Give up by then whatever the nodes do [s, our clock]; None for no such limit.
-
-    Raises:
-        QuorumUnavailable: No quorum could decide.
+    Gives up by *ends* whatever the nodes do [s, our clock], or without a quorum, by
+    `QuorumUnavailable`.
     """
     owner = new_owner()
     known = trigger._replace(info=holder_payload(trigger.info, participant.wall()))
@@ -213,7 +206,6 @@ def holds(votes: list[Vote], version: int, ballot: Ballot) -> bool:
 def outcome(
     votes: list[Vote], token: str, ballot: Ballot, labels: Sequence[str]
 ) -> Reserved | Duplicate:
-    """Return what the votes of a majority of *ballot* mean."""
     first = votes[0]
     if first.kind is VoteKind.GRANTED:
         return Reserved(token)
@@ -224,7 +216,6 @@ def outcome(
 
 
 def turn_in(ballot: Ballot, labels: Sequence[str]) -> Started | NotStarted:
-    """Return what *ballot* means for a task that starts: its turn, or not."""
     granted = votes_of(ballot, VoteKind.GRANTED)
     refused, majority = count(ballot, VoteKind.REFUSED), quorum(len(ballot))
     of_no_other = len(granted) + count(ballot, ReservationVote.PASSED)

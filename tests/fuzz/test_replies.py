@@ -28,7 +28,8 @@ from celery_redlock.lock import clock
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.nodes.address import address_of
 from celery_redlock.lock.nodes.guard import Greeting, Unfit, greet, read_info
-from celery_redlock.lock.nodes.node import Gone, Node
+from celery_redlock.lock.nodes.link import Gone
+from celery_redlock.lock.nodes.node import Node
 from celery_redlock.lock.nodes.round import Round
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import requests, votes

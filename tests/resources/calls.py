@@ -35,11 +35,11 @@ PATIENCE = 60.0
 HANDED_OVER = {
     ("drive", "except StopIteration as end:"),
     ("drive", "return end.value"),
-    ("_acquire", "lease = self.driver.drive(rounds.acquire(self.client, wanted), wanted.ends)"),
+    ("_acquire", "lease = self.driver.drive(acquiring.acquire("),
     ("_acquire", "return lease"),
     ("acquire", "return self._acquire(LockRequest("),
-    ("take", "lease = self._acquire(wanted)"),
-    ("take", "return held"),
+    ("take", "lease = self._acquire(request)"),
+    ("take", "return self._watch("),
     ("hold", "held = self.take(LockRequest("),
 }
 #: The first bytecodes of such a line are not where it is handed over: the last ones are.

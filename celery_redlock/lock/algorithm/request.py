@@ -42,12 +42,8 @@ class LockRequest:
         limit: How many places the lock has: it is granted on any of them.
         queued_since: Since when it has waited as a message [s, Unix time]; None if it has not.
         was_woken: Whether a hint has ended that.
-        known_as: What the nodes know it by since then, 32 hexadecimal digits; None likewise.
-        ends: Give up by then whatever the nodes do, a split vote included [s, our clock]; None
-            for no such limit.
-
-    Raises:
-        LockKeyError: The name is no string, or empty.
+        known_as: Name of the waiter on the nodes since then, 32 hexadecimal digits; None likewise.
+        ends: Give up by then whatever the nodes do, a split vote included [s, our clock].
     """
 
     name: str

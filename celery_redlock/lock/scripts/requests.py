@@ -1,4 +1,4 @@
-"""What is put to a node, as a script with its keys and arguments: one function per verb."""
+"""Requests to a node, one function per verb: a script with its keys and arguments."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ __all__ = [
     "Request",
     "acquire_request",
     "inspect_request",
+    "lock_keys",
     "mark_request",
     "places_request",
     "probe_request",
@@ -68,7 +69,6 @@ class Marker:
 
 
 def lease_payload(lease: Lease) -> bytes:
-    """Return the description of the holder of *lease*, encoded."""
     payload = holder_payload(lease.info, lease.since)
     if lease.renewals:
         payload |= {"renewals": lease.renewals, "margin": round(lease.margin, 3)}
@@ -76,7 +76,7 @@ def lease_payload(lease: Lease) -> bytes:
 
 
 def acquire_request(rules: Rules, lease: Lease, marker: str | None) -> Request:
-    """Return what takes *lease* on a node, its fence being a proposal, unless *marker* stands."""
+    """Take *lease* on a node, its fence being a proposal, unless *marker* stands."""
     keys = Keys.of(rules.prefix, lease.name)
     unless = keys.lock if marker is None else marker_key(rules.prefix, marker)
     return Request(
@@ -94,7 +94,7 @@ def acquire_request(rules: Rules, lease: Lease, marker: str | None) -> Request:
 
 
 def renew_request(rules: Rules, lease: Lease, *, repair: bool) -> Request:
-    """Return what extends *lease* on a node; with *repair* also where its key is missing."""
+    """Extend *lease* on a node; with *repair* also where its key is missing."""
     keys = Keys.of(rules.prefix, lease.name)
     return Request(
         RENEW,
@@ -154,19 +154,21 @@ def mark_request(rules: Rules, marker: Marker) -> Request:
 
 
 def inspect_request(rules: Rules, name: str) -> Request:
-    """Return what asks a node who holds the lock."""
     keys = Keys.of(rules.prefix, name)
     return Request(INSPECT, (keys.lock, keys.fence), ())
 
 
 def places_request(rules: Rules, name: str, limit: int, execution: str) -> Request:
-    """Return what asks a node which of the places of *name* are taken, and which by *execution*."""
+    return Request(PLACES, lock_keys(rules, name, limit), (execution.encode(),))
+
+
+def lock_keys(rules: Rules, name: str, limit: int) -> tuple[bytes, ...]:
+    """Return the keys of all places of the lock *name*."""
     names = (place_name(name, place) for place in range(limit))
-    keys = tuple(record_key(rules.prefix, "lock", name) for name in names)
-    return Request(PLACES, keys, (execution.encode(),))
+    return tuple(record_key(rules.prefix, "lock", name) for name in names)
 
 
 def probe_request(rules: Rules) -> Request:
-    """Return what asks a node whether it votes, and for its clock."""
+    """Ask a node whether it votes, and for its clock."""
     keys, written = Keys.of(rules.prefix, ""), probe_key(rules.prefix)
     return Request(PROBE, (keys.boot, keys.quarantine, written), (rules.quarantine_ms,))

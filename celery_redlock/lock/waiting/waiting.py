@@ -1,5 +1,5 @@
 """
-Who waits for a lock, as the nodes know them: noted when refused, told when the lock is released.
+Waiters as the nodes record them: added when refused, sent a hint when the lock is released.
 
 A node grants nothing by it. It has two keys for each lock name, which expire:
 
@@ -26,11 +26,10 @@ from celery_redlock.lock.records import (
     encode_info,
     holder_payload,
     line_key,
-    place_name,
     record_key,
 )
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts.requests import Request
+from celery_redlock.lock.scripts.requests import Request, lock_keys
 from celery_redlock.lock.scripts.scripting import (
     AMOUNT,
     CONSTANTS,
@@ -165,18 +164,12 @@ class InLine:
 
 
 def waiters_key(rules: Rules, name: str) -> bytes:
-    """Return the Redis key of what a node knows of those who wait for the lock *name*."""
     return record_key(rules.prefix, "waiters", name)
 
 
-def places_of(rules: Rules, name: str, limit: int) -> list[bytes]:
-    names = (place_name(name, place) for place in range(limit))
-    return [record_key(rules.prefix, "lock", name) for name in names]
-
-
 def wait_request(rules: Rules, one: InLine, most: int = 0) -> Request:
-    """Return what notes that *one* waits, unless *most* others do already; 0 for any number."""
-    places = places_of(rules, one.name, one.limit) if one.asks else ()
+    """Record that *one* waits, unless *most* others do already; 0 for any number."""
+    places = lock_keys(rules, one.name, one.limit) if one.asks else ()
     node = Keys.of(rules.prefix, "")
     return Request(
         WAIT,
@@ -201,7 +194,6 @@ def wait_request(rules: Rules, one: InLine, most: int = 0) -> Request:
 
 
 def leave_request(rules: Rules, name: str, who: str) -> Request:
-    """Return what notes that *who* waits for the lock *name* no more."""
     return Request(LEAVE, (line_key(rules.prefix, name), waiters_key(rules, name)), (who.encode(),))
 
 
