@@ -367,7 +367,7 @@ def test_a_copy_that_cannot_be_set_aside_writes_no_state(app, monkeypatch, pause
     task = declare(app, acks_late=True)
     monkeypatch.setattr(app, "send_task", Mock(side_effect=EncodeError("no JSON")))
     with pytest.raises(Reject) as rejected:
-        aside = Requeue(Envelope(), 1.0, "it runs elsewhere", Outcome.SET_ASIDE)
+        aside = Requeue(Envelope(), 1.0, "the same execution runs elsewhere", Outcome.SET_ASIDE)
         requeue(Claim.of(task, delivery(task)), aside)
     assert rejected.value.requeue
     assert len(pauses) == 1

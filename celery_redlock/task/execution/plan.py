@@ -49,7 +49,7 @@ Plan = Policy | SetAside
 PutOff = Retry | Reschedule | Queue | SetAside
 
 #: To fail would stand for the result of the one that runs.
-RUNS_ELSEWHERE = SetAside("it runs elsewhere", Outcome.SET_ASIDE, may_fail=False)
+RUNS_ELSEWHERE = SetAside("the same execution runs elsewhere", Outcome.SET_ASIDE, may_fail=False)
 BEHIND_PREVIOUS = SetAside("the execution before it has not ended", Outcome.SET_ASIDE)
 NEXT_RUN = SetAside("the run before it has not ended", Outcome.REQUEUED)
 
