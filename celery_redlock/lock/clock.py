@@ -78,11 +78,7 @@ def make_up_for(seconds: float) -> None:
 
 @contextlib.contextmanager
 def replaced(elapsed: Callable[[], float], wall: Callable[[], float], why: str) -> Iterator[None]:
-    """
-    Use another clock in this process for the body of a ``with``, as tests do.
-
-    Meanwhile `check_not_replaced` raises RuntimeError with *why*, here too.
-    """
+    """Use another clock for the body of a ``with``, as tests do; it is not replaced twice."""
     global _elapsed, _wall, _lost, _replaced
     check_not_replaced()
     before = _elapsed, _wall, _lost
@@ -130,11 +126,7 @@ class Move(NamedTuple):
 
     @property
     def jump(self) -> float:
-        """
-        How far it certainly jumped [s, 0.0 for not at all].
-
-        A slow reply widens the allowance by itself, and never raises a false alarm.
-        """
+        """How far it certainly jumped [s]; a slow reply widens the allowance by itself."""
         if self.least > self.allowed:
             return self.least
         return self.most if self.most < -self.allowed else 0.0
@@ -154,10 +146,9 @@ def move_between(before: ClockReading, after: ClockReading, drift_factor: float)
 
 def sharper(before: ClockReading, after: ClockReading, drift_factor: float) -> ClockReading | None:
     """
-    Return whichever reading pins the node's offset down better as of *after*.
+    Return whichever reading pins the node's offset down better as of *after*; None if it jumped.
 
-    None if its clock has jumped in between, as `Move.jump` says; no `Move` is made, since this
-    is asked of every vote.
+    As `Move.jump` says, but no `Move` is made, since this is asked of every vote.
     """
     drift = drift_factor * (after.at - before.at)
     allowed = JUMP_TOLERANCE + drift if drift > 0 else JUMP_TOLERANCE

@@ -30,11 +30,7 @@ class Driver:
         self._nodes = len(fanout.labels)
 
     def drive(self, steps: Generator[Ask | Send | Sleep, Any, T], ends: float | None = None) -> T:
-        """
-        Do what *steps* say until they end; they clean up after an interruption.
-
-        Answers are waited for until *ends* at most [s, our clock].
-        """
+        """Do what *steps* say; wait for no answer beyond *ends* [s, our clock]."""
         answer: Ballot | bool | None = None
         problem: BaseException | None = None
         while True:
@@ -71,7 +67,6 @@ class Driver:
         return a_round.ballot
 
     def ask_all(self, steps: Sequence[Ask], ends: float | None = None) -> list[Ballot]:
-        """Ask all *steps* in one round."""
         rounds = [Round(step.request, self._nodes, step.decided) for step in steps]
         self._fanout.ask(rounds, ends)
         return [a_round.ballot for a_round in rounds]

@@ -77,11 +77,7 @@ class HeldLock:
 
     @property
     def place(self) -> int:
-        """
-        Its number among the places of a lock with a ``lock_limit``, from 0.
-
-        Each place is a lock with fencing numbers of its own, and the name says which.
-        """
+        """Its number among the places of a lock with a ``lock_limit``, from 0; the name says it."""
         return self._lease.place
 
     @property

@@ -22,7 +22,6 @@ __all__ = ["of_grant", "of_refusal", "of_release", "of_renewal", "who"]
 
 
 def who(info: dict[str, Any]) -> dict[str, Any]:
-    """Return the task in a holder's description, as the fields of an event."""
     return {field: info[field] for field in ("task", "task_id") if field in info}
 
 

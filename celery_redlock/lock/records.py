@@ -184,7 +184,6 @@ def holder_payload(info: dict[str, Any], since: float) -> dict[str, Any]:
 
 
 def encode_info(info: dict[str, Any]) -> bytes:
-    """Encode a holder's description, as it is stored behind the token; long words are cut."""
     encoded = _encoder.encode(info)
     if len(encoded) > LONGEST_STORED:  # else nothing in it can be longer
         encoded = _encoder.encode(shortened(info))

@@ -316,10 +316,11 @@ class Redlock:
         """
         lease = self._acquire(request)
         try:
-            return self._watch(lease, on_lost)
+            held = self._watch(lease, on_lost)
         except BaseException:
             self._take_back(lease)
             raise
+        return held
 
     def take_all(
         self,

@@ -134,9 +134,9 @@ def check_prefix(prefix: Any) -> None:
     raise ConfigurationError(msg)
 
 
-def number(name: str, value: object) -> float:
+def number(name: str, value: object, kind: str = "a number") -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        msg = f"{name} must be a number, got {value!r}"
+        msg = f"{name} must be {kind}, got {value!r}"
         raise ConfigurationError(msg)
     if not 0 <= value <= sys.float_info.max:  # an int may be larger than any float
         msg = f"{name} must be >= 0 and finite, got {value!r}"
@@ -146,12 +146,8 @@ def number(name: str, value: object) -> float:
 
 def in_seconds(name: str, value: object) -> float:
     """Return a time >= 0, in seconds or as a timedelta, in seconds; raise by its *name*."""
-    if isinstance(value, timedelta):
-        return number(name, value.total_seconds())
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        msg = f"{name} must be a number of seconds or a timedelta, got {value!r}"
-        raise ConfigurationError(msg)
-    return number(name, value)
+    given = value.total_seconds() if isinstance(value, timedelta) else value
+    return number(name, given, "a number of seconds or a timedelta")
 
 
 def positive(name: str, value: object) -> float:

@@ -39,14 +39,10 @@ __all__ = ["NotRenewed", "Watchdog"]
 
 
 class NotRenewed(NamedTuple):
-    """
-    A lease that a round did not extend.
+    """A lease that a round did not extend."""
 
-    *reason* is why it is lost, as in `LockLost.reason`; None while that is unknown.
-    """
-
-    reason: str | None
-    votes: dict[str, str]
+    reason: str | None  # why it is lost, as in `LockLost.reason`; None while that is unknown
+    votes: dict[str, str]  # what each node answered, by node label
 
 
 #: Extends leases in one round: each new lease, or why there is none.
@@ -70,11 +66,8 @@ class Watchdog:
     """
     Keeps leases alive. Safe from any thread.
 
-    Args:
-        extend: Asks the nodes.
-        on_outcome: Called with each outcome: the held lock, and what was left of its old lease
-            when it was renewed [s], or None when it was lost.
-        now: The clock of the leases [s].
+    *on_outcome* is called with each outcome: the held lock, and what was left of its old lease
+    when it was renewed [s], or None when it was lost.
     """
 
     def __init__(

@@ -28,47 +28,29 @@ AS_IT_IS, OVER = "as it is", "over"
 
 
 class Trigger(NamedTuple):
-    """
-    A publish that wants to reserve a lock name.
-
-    Attributes:
-        name: Lock name.
-        life: How long the reservation is to stand by itself [s].
-        info: Description of the owner; plain JSON values, among them ``task_id``.
-        window: How long it is to stand after a failure, counted from the publish [s].
-        expires: Whether its message may expire, so that no other publish can rely on it.
-        arguments: Of the call, as JSON, where a duplicate is to hand them over to the task that
-            is queued; empty where it is not.
-    """
+    """A publish that wants to reserve a lock name."""
 
     name: str
-    life: float
-    info: dict[str, Any]
-    window: float = 0.0
-    expires: bool = False
+    life: float  # how long the reservation is to stand by itself [s]
+    info: dict[str, Any]  # description of the owner; plain JSON values, among them ``task_id``
+    window: float = 0.0  # how long it is to stand after a failure, counted from the publish [s]
+    expires: bool = False  # whether its message may, so that no other publish can rely on it
+    #: Of the call, as JSON, where a duplicate is to hand them over to the task that is queued.
     arguments: bytes = b""
 
 
 @dataclass(frozen=True)
 class Start:
-    """
-    A task starts under its lock.
+    """A task starts under its lock."""
 
-    Attributes:
-        info: Description of the task, for a reservation that has lapsed while nobody else reserved
-            the name.
-        lock_token: Of the lock.
-        execution: Which execution of the task it is; merged arguments are for the first.
-        alone: For how long the reservation is to stand by itself from now on [s], 0.0 for as
-            long as the lock is held; `AS_IT_IS`; or `OVER`.
-        life: How long a reservation of this task stands by itself from its publish [s].
-    """
-
+    #: Description of the task, for a reservation that has lapsed while nobody else had the name.
     info: dict[str, Any]
     lock_token: str = field(repr=False)
-    execution: str
+    execution: str  # which one of the task it is; merged arguments are for the first
+    #: For how long the reservation is to stand by itself from now on [s], 0.0 for as long as the
+    #: lock is held; `AS_IT_IS`; or `OVER`.
     alone: float | str
-    life: float
+    life: float  # how long a reservation of this task stands by itself from its publish [s]
 
 
 def reservation_keys(rules: Rules, name: str) -> tuple[bytes, bytes]:

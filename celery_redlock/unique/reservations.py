@@ -64,9 +64,7 @@ class Reservations:
         """
         Record that the task of the reservation *token* starts under its lock.
 
-        Returns:
-            What was merged into the task; or why it may not start. Nothing without *wait*, which
-            waits for the answers of all nodes.
+        With *wait*, for all nodes, return what was merged into the task, or why it may not start.
         """
         request = start_request(self._participant.rules, name, token, begun)
         if not wait:
@@ -81,16 +79,17 @@ class Reservations:
         """
         End the reservation of *token*; others' reservations stay as they are.
 
-        Args:
-            name: Lock name.
-            token: Of the reservation.
-            how: ``"over"``; ``"idle"`` for that unless its task runs, ``"unstarted"`` unless it
-                has ever run; ``"wait"`` if its task is queued again, for *life* at most; ``"hand"``
-                while a worker has it in hand and could lose it, for *life*; ``"window"`` if it
-                failed and is to stand for its window; ``"ran"`` if it is to stand as it does, but
-                no trigger can be merged into it any more.
-            life: How long it is to stand by itself from now on [s].
-            wait: Whether to wait for the answers of a majority, and for connections before.
+        *how* it ends, *life* being how long it is then to stand by itself [s]:
+
+            over       at once
+            idle       likewise, unless its task runs
+            unstarted  likewise, unless its task has ever run
+            wait       its task is queued again, for *life* at most
+            hand       a worker has it in hand, and could lose it, for *life*
+            window     its task failed: it stands for its window
+            ran        it stands as it does, but no trigger can be merged into it any more
+
+        *wait* for the answers of a majority, and for connections before.
         """
         request = end_request(self._participant.rules, name, token, how, life)
         if wait:

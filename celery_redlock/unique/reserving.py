@@ -66,60 +66,36 @@ ANSWERS = (*OURS, VoteKind.REFUSED, ReservationVote.MERGED)
 
 @dataclass(frozen=True)
 class Reserved:
-    """
-    The reservation is ours: publish.
+    """The reservation is ours: publish."""
 
-    Attributes:
-        token: Proof of that; the message has to carry it.
-        before: Whose end the task waits for, as in `LockTaken.holder`; empty for none.
-    """
-
-    token: str = field(repr=False)
+    token: str = field(repr=False)  # proof of that; the message has to carry it
+    #: Whose end the task waits for, as in `LockTaken.holder`; empty for none.
     before: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Duplicate:
-    """
-    Another message has reserved the name: publish nothing.
+    """Another message has reserved the name: publish nothing."""
 
-    Attributes:
-        holder: Who, as in `LockTaken.holder`.
-        merged: How many triggers have been handed over to it, this one included; 0 for none.
-        votes: What each node answered, by node label.
-    """
-
-    holder: dict[str, Any]
-    merged: int = 0
-    votes: dict[str, str] = field(default_factory=dict)
+    holder: dict[str, Any]  # as in `LockTaken.holder`
+    merged: int = 0  # how many triggers have been handed over to it, this one included
+    votes: dict[str, str] = field(default_factory=dict)  # by node label
 
 
 @dataclass(frozen=True)
 class Started:
-    """
-    The task may run in its reservation's name.
+    """The task may run in its reservation's name."""
 
-    Attributes:
-        arguments: Of the newest trigger that was merged into it, as JSON; empty for none.
-        merged: How many were.
-    """
-
-    arguments: bytes = b""
-    merged: int = 0
+    arguments: bytes = b""  # of the newest trigger that was merged into it, as JSON
+    merged: int = 0  # how many were
 
 
 @dataclass(frozen=True)
 class NotStarted:
-    """
-    It is not the task's turn yet, or no quorum could say.
+    """It is not the task's turn yet, or no quorum could say."""
 
-    Attributes:
-        holder: Who comes first, as in `LockTaken.holder`; empty without a quorum.
-        votes: What each node answered, by node label.
-    """
-
-    holder: dict[str, Any]
-    votes: dict[str, str]
+    holder: dict[str, Any]  # who comes first, as in `LockTaken.holder`; empty without a quorum
+    votes: dict[str, str]  # by node label
 
 
 # --- what the votes mean -----------------------------------------------------------------
@@ -152,12 +128,7 @@ Steps = Generator["Ask | Send | Sleep", Any, "Reserved | Duplicate"]
 
 
 def reserve(participant: Participant, trigger: Trigger, ends: float | None = None) -> Steps:
-    """
-    Take the reservation, or find out who has it.
-
-    Gives up by *ends* whatever the nodes do [s, our clock], or without a quorum, by
-    `QuorumUnavailable`.
-    """
+    """Take the reservation, or find out who has it, by *ends* [s, our clock]."""
     owner = new_owner()
     known = trigger._replace(info=holder_payload(trigger.info, participant.wall()))
     version = 0

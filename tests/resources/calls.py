@@ -39,7 +39,7 @@ HANDED_OVER = {
     ("_acquire", "return lease"),
     ("acquire", "return self._acquire(LockRequest("),
     ("take", "lease = self._acquire(request)"),
-    ("take", "return self._watch("),
+    ("take", "return held"),
     ("hold", "held = self.take(LockRequest("),
 }
 #: The first bytecodes of such a line are not where it is handed over: the last ones are.

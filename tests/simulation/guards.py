@@ -25,7 +25,7 @@ from celery_redlock.lock.algorithm.effects import Ask
 from celery_redlock.lock.lease import Lease, quorum, valid_until
 from celery_redlock.lock.nodes import connector, fanout, steps
 from celery_redlock.lock.nodes.guard import Greeting
-from celery_redlock.lock.nodes.link import Gone
+from celery_redlock.lock.nodes.link import Gone, Link
 from celery_redlock.lock.nodes.node import Node
 from celery_redlock.lock.nodes.round import Round
 from celery_redlock.lock.records import OWNER_LENGTH
@@ -370,7 +370,7 @@ GUARDS = {
         Guard(
             "partial-writes",
             "what a connection does not take at once is sent when it can be",
-            ((Node, "_write", write_at_once),),
+            ((Link, "_write", write_at_once),),
         ),
         Guard(
             "renewal-deadline",

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 import celery_redlock
-from celery_redlock import DuplicateTask, LockLost, LockTaken, QuorumUnavailable, events, log
+from celery_redlock import DuplicateTask, LockLost, LockTaken, QuorumUnavailable, events
 from celery_redlock.observers.logging import log_event
+from celery_redlock.process import log
 from celery_redlock.process.log import LONGEST_LINE, get_logger
 
 HOSTILE = "it\x1b[2J\r\n[2026-01-01 00:00:00,000: CRITICAL/MainProcess] forged\u2028\x9b\u202e"

@@ -137,11 +137,7 @@ def pause_after_draw(participant: Participant, splits: int, took: float) -> floa
 def pause_before(
     participant: Participant, tries: int, left: float, most: float, free_in: float | None
 ) -> float:
-    """
-    Return how long to wait before the next attempt on a lock that is taken [s].
-
-    It may be free *free_in* seconds from now without a release; None if that is unknown.
-    """
+    """Return a pause [s]; the lock may be free *free_in* from now without a release."""
     longest = min(most, SHORTEST_PAUSE * 2 ** min(tries, 7))
     if free_in is not None:
         longest = min(longest, free_in + SHORTEST_PAUSE)

@@ -60,6 +60,5 @@ def new_owner() -> str:
 
 
 def fresh_token(participant: Participant, owner: str | None) -> str:
-    """Return 160 random bits, of which the first may be *owner*."""
     token = participant.new_token()
     return token if owner is None else owner + token[OWNER_LENGTH:]

@@ -32,11 +32,7 @@ Steps = Generator["Ask | Send | Sleep", Any, Leases]
 
 
 def acquire_all(participant: Participant, requests: Sequence[LockRequest]) -> Steps:
-    """
-    Acquire the locks of all *requests*, trying until the longest ``wait`` of them has passed.
-
-    Raises what `acquiring.acquire` does; no lock is held then.
-    """
+    """Acquire the locks of all *requests* in the longest ``wait`` of them, or hold none."""
     ends, tries = participant.now() + max(one.wait for one in requests), 0
     since = requests[0].queued_since or participant.wall()
     in_order = {one.name: one for one in sorted(requests, key=lambda one: one.name)}

@@ -39,14 +39,9 @@ FIXED: dict[str, Any] = {
 
 
 class Address(Protocol):
-    """
-    Where one node is: by URL (`UrlAddress`), or by name (`SentinelAddress`).
+    """Where one node is: by URL, or by name."""
 
-    Attributes:
-        label: Its name in errors and logs: host, port and database, no password.
-    """
-
-    label: str
+    label: str  # its name in errors and logs: host, port and database, no password
 
     def connection(self) -> AbstractConnection:
         """Return a connection that is not connected yet, and that never retries by itself."""
@@ -169,14 +164,12 @@ class SentinelClient(redis.Redis):
 
 
 def check_master(state: Mapping[str, Any]) -> None:
-    """Raise TypeError or LookupError unless redis-py can go by what a Sentinel says of a master."""
     kinds = {"ip": str, "port": int, "num-other-sentinels": int}
     if not all(isinstance(state[field], kind) for field, kind in kinds.items()):
         raise TypeError
 
 
 def addresses_of(nodes: object) -> tuple[Address, ...]:
-    """Return the addresses in the setting ``redlock_nodes``, or raise ConfigurationError."""
     if isinstance(nodes, (str, Mapping)) or not isinstance(nodes, Sequence) or not nodes:
         got = "an empty one" if isinstance(nodes, (list, tuple)) else type(nodes).__name__
         msg = f"redlock_nodes must be a list of URLs of Redis servers, got {got}"
@@ -239,7 +232,6 @@ def label_of(kwargs: Mapping[str, Any]) -> str:
 
 
 def host_and_port(sentinel: object) -> tuple[str, int]:
-    """Return host and port of a Sentinel given as ``(host, port)``, ``host:port`` or a URL."""
     try:
         if isinstance(sentinel, (tuple, list)):
             host, port = sentinel

@@ -54,7 +54,6 @@ class BoundedSocket:
         self._ends, self._left = time.monotonic() + self._longest, LARGEST
 
     def end(self) -> None:
-        """Bound nothing any more: from now on others do."""
         self._ends = self._left = float("inf")
         self.raw.settimeout(self._timeout)
 
@@ -102,16 +101,11 @@ class BoundedSocket:
 
 
 class _Bounded:
-    """
-    Of a connection of redis-py's: its socket is bounded, from its first greeting on.
-
-    Attributes:
-        via: The network address to connect to, of several that its host has; "" for the first.
-    """
+    """Of a connection of redis-py's: its socket is bounded, from its first greeting on."""
 
     host: str
     socket_timeout: float | None
-    via = ""
+    via = ""  # the network address to connect to, of several that its host has
 
     def _connect(self) -> BoundedSocket:
         name, self.host = getattr(self, "host", ""), self.via or getattr(self, "host", "")
@@ -136,7 +130,6 @@ class _Bounded:
         return wrapped
 
     def read_response(self, *args: Any, **options: Any) -> Any:
-        """Do what redis-py does; InvalidResponse for bytes that are no answer of a server."""
         try:
             return cast("Any", super()).read_response(*args, **options)
         except MemoryError:  # it has announced more than there can be
@@ -149,7 +142,6 @@ class _Bounded:
 
 @functools.cache
 def bounded(kind: type) -> type:
-    """Return a subclass of *kind*, connections of redis-py, that is bounded."""
     return type(f"Bounded{kind.__name__}", (_Bounded, kind), {})
 
 

@@ -46,19 +46,14 @@ _all_connections: weakref.WeakSet[Connections] = members("fanout")
 
 
 class Waiter:
-    """
-    Somebody who waits for rounds to be decided, at most until *deadline*.
-
-    Attributes:
-        wake: Held while it sleeps because another reads; None for one that reads from the start.
-    """
+    """Somebody who waits for rounds to be decided, at most until *deadline*."""
 
     __slots__ = ("deadline", "rounds", "wake")
 
     def __init__(self, rounds: Sequence[Round], deadline: float) -> None:
         self.rounds = rounds
         self.deadline = deadline
-        self.wake: threading.Lock | None = None
+        self.wake: threading.Lock | None = None  # held while it sleeps because another reads
 
     @property
     def is_open(self) -> bool:
@@ -137,7 +132,6 @@ class Connections:
                 node.connection.disconnect()  # closes our copy; shuts nothing down: not our pid
 
     def close(self) -> None:
-        """Drop every connection. The next round connects again."""
         if self.is_in_use_here():
             run_elsewhere(self.close)
             return
@@ -190,7 +184,6 @@ class Connections:
         self._connect_until(lambda: False, longest)
 
     def _connect_until(self, suffices: Callable[[], bool], longest: float) -> None:
-        """Wait until *suffices* or there is no node left that may still be connected."""
         deadline = clock.now() + longest
         while not (suffices() or all(node.is_settled for node in self.nodes)):
             left = deadline - clock.now()

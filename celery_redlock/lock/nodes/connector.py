@@ -157,8 +157,7 @@ class Connector:
         """
         Wait until the state of each node is known, or it could not be reached.
 
-        One that goes away stays what it was, for it may come back; one that is another list's is
-        looked at again and again, so it is known when it is no longer.
+        One of another list is looked at again and again, so it is known when it is no longer.
         """
         while len(self._states) < len(self._labels):
             if self._stop.wait(0.01):

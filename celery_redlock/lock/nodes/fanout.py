@@ -162,7 +162,6 @@ class Fanout(Connections):
                 return  # what a node takes now was sent; it will be asked again
 
     def _wait(self, waiter: Waiter) -> None:
-        """Drive the connections, or sleep while somebody else does."""
         while waiter.is_open:
             left = waiter.deadline - clock.now()
             if left <= 0:

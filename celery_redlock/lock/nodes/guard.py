@@ -78,11 +78,7 @@ class Greeting:
 
 
 def exchange(connection: AbstractConnection, *commands: Sequence[Any]) -> list[Any]:
-    """
-    Send *commands* in one write and return the replies; all in all no longer than a few seconds.
-
-    Raises redis.RedisError or OSError if any of them is an error, late, or too large.
-    """
+    """Send *commands* in one write and return the replies; raise the first that is an error."""
     found = replies(connection, *commands)
     error = next((one for one in found if isinstance(one, Exception)), None)
     try:
@@ -182,14 +178,9 @@ def enrol(
     """
     Ask the node for its enrolment, or change it.
 
-    Args:
-        connection: To the node.
-        rules: Of the cluster.
-        run_id: Of the server process at the other end.
-        fingerprint: Of the configuration (`Rules.fingerprint`).
-        mode: ``"look"`` (quarantines a node that was another process when it was
-            enrolled), ``"trust"``, ``"quarantine"`` (for one that is not enrolled),
-            or ``"bootstrap"`` (trust whatever was there, on an operator's word).
+    *mode* is ``"look"`` (quarantines a node that was another process when it was enrolled),
+    ``"trust"``, ``"quarantine"`` (for one that is not enrolled), or ``"bootstrap"`` (trust
+    whatever was there, on an operator's word).
 
     Returns:
         State, what is left of a quarantine [s], and the node's wall clock [s].
@@ -236,7 +227,6 @@ def is_trusted_at_once(greeting: Greeting, nodes: int, rules: Rules) -> bool:
 
 
 def check_together(labels: Sequence[str], greetings: Sequence[Greeting | None]) -> None:
-    """Raise ConfigurationError if two of the nodes are one and the same server."""
     seen: dict[str, str] = {}
     for label, greeting in zip(labels, greetings, strict=True):
         if greeting is None:

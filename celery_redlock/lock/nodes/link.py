@@ -42,20 +42,12 @@ class Gone(Exception):
 
 
 class Link:
-    """
-    A connection, of which all but the greeting is written and read without waiting.
-
-    Attributes:
-        connection: None while there is none.
-        sock: The connection's socket; what a selector waits for.
-        unsent: What the node has not taken yet; goes out as soon as it can be written to.
-        quiet_since: Since when the node owes an answer and has taken nothing more [s]; infinity
-            while it owes none.
-    """
+    """A connection that is written and read without waiting, once a node was greeted."""
 
     def __init__(self) -> None:
         self.connection: AbstractConnection | None = None
-        self.unsent = b""
+        self.unsent = b""  # goes out as soon as the socket can be written to
+        #: Since when the node owes an answer and has taken nothing more [s].
         self.quiet_since = NEVER
         self._took_more = -NEVER  # when it last took some of what waited to be sent [s]
         self._owed: list[Owed] = []

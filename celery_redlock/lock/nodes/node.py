@@ -47,18 +47,7 @@ def without_echo(problem: Exception) -> str:
 
 
 class Node(Link):
-    """
-    One lock node.
-
-    Attributes:
-        position: Among the configured nodes.
-        is_settled: Whether it was ever connected, or has failed to be.
-        is_connecting: Whether somebody is about to connect it.
-        greeting: Its last greeting.
-        problem: Why it does not vote; an exception, None while it does.
-        suspect_since: Since when it owes an answer that a round gave up on [s], or None.
-        latency: From the last request that a round waited for to its answer [s]; None before.
-    """
+    """One lock node."""
 
     def __init__(self, position: int, address: Address, rules: Rules, news: deque[Event]) -> None:
         super().__init__()
@@ -67,10 +56,13 @@ class Node(Link):
         self.label = address.label
         self._rules = rules
         self._news = news
-        self.is_settled = self.is_connecting = False
+        self.is_settled = False  # whether it was ever connected, or has failed to be
+        self.is_connecting = False
         self.greeting: Greeting | None = None
-        self.problem: Exception | None = None
+        self.problem: Exception | None = None  # why it does not vote
+        #: Since when it owes an answer that a round gave up on [s].
         self.suspect_since: float | None = None
+        #: From the last request that a round waited for to its answer [s].
         self.latency: float | None = None
         self._undelivered: deque[Round] = deque(maxlen=UNDELIVERED)
         self._boot = b""
@@ -100,7 +92,6 @@ class Node(Link):
         self.send(rounds, now)
 
     def detach(self, problem: Exception) -> None:
-        """Drop the connection; for *problem* its answers will not come."""
         connection, self.connection = self.connection, None
         self.fail(problem)
         owed, self._owed, self.quiet_since = self._owed, [], NEVER
@@ -145,7 +136,6 @@ class Node(Link):
             self._news.append(NodeDown(self.label, "no answer in time"))
 
     def overdue(self, now: float) -> Vote:
-        """Return the vote of a node that has not answered a round in time."""
         if self.is_late(now):
             self.suspect(now)
         return self._unreachable() if self.connection is None else NO_ANSWER
@@ -183,7 +173,6 @@ class Node(Link):
         return [a_round for a_round in rounds if a_round.request.script.one_way]
 
     def read(self) -> None:
-        """Take every reply that is there; raises Gone if the connection is dead."""
         owed, taken = self._owed, 0
         try:
             for reply in self._replies():

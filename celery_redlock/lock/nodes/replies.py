@@ -38,7 +38,7 @@ def replies_of(connection: AbstractConnection, owed: Sized) -> Replies:
     """
     Return what reads the replies on *connection*, which never blocks and has nothing unread.
 
-    *owed* is what the node still has to answer; it loses what was taken after each look.
+    *owed* loses what was taken after each look.
     """
     sock = socket_of(connection)
     parser = cast("Any", connection)._parser  # noqa: SLF001  redis-py has no public way to it

@@ -18,7 +18,6 @@ LONGEST_PAUSE = 0.002
 
 
 def new_selector() -> selectors.BaseSelector:
-    """Return a selector that is safe in this process, with green threads or without."""
     eventlet, gevent = sys.modules.get("eventlet.patcher"), sys.modules.get("gevent.monkey")
     if eventlet is not None and eventlet.is_monkey_patched("select"):
         return Looking(eventlet.original("select").poll)
@@ -43,7 +42,6 @@ def look(registered: Registered, poll: Any) -> Ready:
 
 
 def events_of(found: int) -> int:
-    """Return what *poll* has found in a selector's terms; an error is there to be read."""
     reads = selectors.EVENT_READ if found & ~select.POLLOUT else 0
     return reads | (selectors.EVENT_WRITE if found & select.POLLOUT else 0)
 

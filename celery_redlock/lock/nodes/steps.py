@@ -35,16 +35,12 @@ READINGS = 16
 
 
 class Doubt(NamedTuple):
-    """
-    That a node's clock has moved against ours; *is_reported* once observers know.
-
-    Seen *at* one moment; it last went as ours did *before* [s, our clock].
-    """
+    """That a node's clock has moved against ours."""
 
     move: Move
-    before: float
-    at: float
-    is_reported: bool = False
+    before: float  # when it last went as ours did [s, our clock]
+    at: float  # when it was seen to have moved [s, our clock]
+    is_reported: bool = False  # whether observers know
 
 
 class NodeClock:
@@ -98,14 +94,10 @@ class NodeClock:
 
 
 class Finding(NamedTuple):
-    """
-    Whose clocks have moved: those of the nodes at *positions*, or ours.
+    """Whose clocks have moved."""
 
-    *ours* is how far ours fell behind theirs [s], negative for ahead; None if it was theirs.
-    """
-
-    ours: float | None
-    positions: tuple[int, ...]
+    ours: float | None  # how far ours fell behind [s]; None if it was theirs that moved
+    positions: tuple[int, ...]  # of the nodes that moved, or seem to
 
 
 def whose(clocks: Sequence[NodeClock]) -> Finding:

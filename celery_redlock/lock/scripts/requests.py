@@ -163,7 +163,6 @@ def places_request(rules: Rules, name: str, limit: int, execution: str) -> Reque
 
 
 def lock_keys(rules: Rules, name: str, limit: int) -> tuple[bytes, ...]:
-    """Return the keys of all places of the lock *name*."""
     names = (place_name(name, place) for place in range(limit))
     return tuple(record_key(rules.prefix, "lock", name) for name in names)
 

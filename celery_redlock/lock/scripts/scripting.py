@@ -92,19 +92,7 @@ end
 
 
 class Script:
-    """
-    One Lua script and how to read its reply.
-
-    Attributes:
-        source: The Lua text.
-        sha: Its SHA-1 digest, by which a node knows it.
-        read: Turns the reply into a `Vote`.
-        guarded: Whether the last argument is the node's boot id, which differs per node. Only such
-            a script grants anything; the others do no harm when they come late.
-        one_way: Whether every node should get it though nobody waits for the answer, if need be
-            later.
-        positive: Votes that count for whoever asks, and no more once the connection is lost.
-    """
+    """One Lua script and how to read its reply."""
 
     def __init__(
         self,
@@ -118,8 +106,12 @@ class Script:
         self.source = source.encode()
         self.sha = hashlib.sha1(self.source).hexdigest().encode()  # noqa: S324  Redis names scripts so
         self.read = read
+        #: Whether the last argument is the node's boot id, which differs per node. Only such a
+        #: script grants anything; the others do no harm when they come late.
         self.guarded = guarded
+        #: Whether every node should get it though nobody waits for the answer, if need be later.
         self.one_way = one_way
+        #: Votes that count for whoever asks, and no more once the connection is lost.
         self.positive = frozenset(positive)
 
 

@@ -50,26 +50,15 @@ class VoteKind(enum.Enum):
 
 
 class Vote(NamedTuple):
-    """
-    One node's answer.
-
-    Attributes:
-        kind: Which answer.
-        fence: The node's fencing number, 0 when there is none.
-        ttl: What is left of the other holder's lease, or of the quarantine [s].
-        value: The other holder's lock value, or the marker's.
-        node_now: The node's wall clock [s, Unix time]; 0.0 if unknown.
-        reason: Why there is no vote, in plain words.
-        amount: Of what the record of a feature counts; 0 for none.
-    """
+    """One node's answer."""
 
     kind: enum.Enum
-    fence: int = 0
-    ttl: float = 0.0
-    value: bytes = b""
-    node_now: float = 0.0
-    reason: str = ""
-    amount: int = 0
+    fence: int = 0  # the node's fencing number, 0 for none
+    ttl: float = 0.0  # what is left of the other holder's lease, or of the quarantine [s]
+    value: bytes = b""  # the other holder's lock value, or the marker's
+    node_now: float = 0.0  # the node's wall clock [s, Unix time]; 0.0 if unknown
+    reason: str = ""  # why there is no vote, in plain words
+    amount: int = 0  # of what the record of a feature counts
 
     def __repr__(self) -> str:  # without the token: error trackers store the locals of frames
         return f"<Vote {self.in_words()}, fence={self.fence}>"

@@ -46,11 +46,7 @@ SHORTEST_BACKOFF, LONGEST_BACKOFF = 0.2, 10.0
 
 
 class Listener:
-    """
-    All that one process hears from the nodes. Safe from any thread, and after a fork.
-
-    *round_trip* returns how long the node at a position takes to answer [s].
-    """
+    """All that one process hears from the nodes. Safe from any thread, and after a fork."""
 
     def __init__(
         self, addresses: Sequence[Address], prefix: str, round_trip: Callable[[int], float]

@@ -36,22 +36,14 @@ takes_free = attrgetter("takes_free")
 
 
 class Waiting:
-    """
-    Somebody who waits for a lock in this process.
+    """Somebody who waits for a lock in this process."""
 
-    Attributes:
-        line: Redis key of the line.
-        since: Since when [s, Unix time].
-        is_woken: Whether it was, and has not waited again since.
-        takes_free: Whether it tries for a lock that is free; else it waits for a release.
-    """
-
-    takes_free = True
+    takes_free = True  # or else it waits for a release
 
     def __init__(self, line: bytes, since: float) -> None:
-        self.line = line
-        self.since = since
-        self.is_woken = False
+        self.line = line  # Redis key of the line
+        self.since = since  # [s, Unix time]
+        self.is_woken = False  # and has not waited again since
 
     def wake(self, after: float) -> None:
         """Have it try for the lock in so many seconds; called with the room's mutex held."""
@@ -102,17 +94,13 @@ class ThreadWaiting(Waiting):
 
 @dataclass
 class Hint:
-    """
-    That a lock may be free by a release, as the *nodes* at these positions say.
+    """That a lock may be free by a release."""
 
-    It counts at a moment [s, our clock], or once a majority has said so.
-    """
-
-    at: float
-    counts_at: float
-    nodes: set[int] = field(default_factory=set)
-    waiting: Waiting | None = None
-    is_said: bool = False
+    at: float  # when the first node said so [s, our clock]
+    counts_at: float  # if no more do
+    nodes: set[int] = field(default_factory=set)  # positions of those that did
+    waiting: Waiting | None = None  # who was woken by it
+    is_said: bool = False  # by a majority
 
 
 class Room:

@@ -141,26 +141,15 @@ register(WAIT, LEAVE)
 
 @dataclass(frozen=True)
 class InLine:
-    """
-    Somebody who waits for a lock, as a node knows it.
-
-    Attributes:
-        name: Lock name.
-        who: What tells this one from others who wait: 32 hexadecimal digits.
-        since: Since when [s, Unix time].
-        info: Description; plain JSON values.
-        channel: Of its process; empty where nothing can be sent to it.
-        limit: How many places the lock has for it.
-        asks: Whether the nodes are to say how many places of the lock nobody holds.
-    """
+    """Somebody who waits for a lock, as a node knows it."""
 
     name: str
-    who: str = field(repr=False)
-    since: float
-    info: dict[str, Any]
-    channel: str = ""
-    limit: int = 1
-    asks: bool = False
+    who: str = field(repr=False)  # tells this one from others: 32 hexadecimal digits
+    since: float  # [s, Unix time]
+    info: dict[str, Any]  # plain JSON values
+    channel: str = ""  # of its process; empty where nothing can be sent to it
+    limit: int = 1  # how many places the lock has for it
+    asks: bool = False  # whether the nodes are to say how many of these nobody holds
 
 
 def waiters_key(rules: Rules, name: str) -> bytes:
@@ -198,7 +187,6 @@ def leave_request(rules: Rules, name: str, who: str) -> Request:
 
 
 def has_answered(ballot: Ballot) -> bool:
-    """Return whether a majority says that somebody may wait, or that it may not."""
     return any(has_majority(ballot, kind) for kind in (VoteKind.GRANTED, VoteKind.REFUSED))
 
 
