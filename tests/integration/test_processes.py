@@ -50,7 +50,7 @@ HEAD = """
 import contextlib, json, os, signal, sys, threading, time
 
 from celery_redlock.errors import LockLost, LockTaken, QuorumUnavailable, RedlockError
-from celery_redlock.lock.nodes import address, fanout
+from celery_redlock.lock.nodes import address, connections, fanout
 from celery_redlock.lock.algorithm.results import ReleaseOutcome
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.algorithm.request import LockRequest
@@ -61,7 +61,7 @@ def tell(**what):
 
 # A server that does not answer for a few seconds is slow, not down.
 address.OPTIONS.update(socket_timeout=10.0, socket_connect_timeout=10.0)
-fanout.FIRST_CONNECT = 10.0
+connections.FIRST_CONNECT = 10.0
 
 def new():
     return Redlock.from_urls(sys.argv[1:], **SETTINGS)
@@ -725,10 +725,10 @@ def test_the_watchdog_renews_among_green_threads(five_nodes, before):
 
 #: Whatever could be waited for at the end would be waited for longer than a test may take.
 PATIENT_END = """
-from celery_redlock.lock.nodes import node
+from celery_redlock.lock.nodes import link, node
 address.OPTIONS.update(socket_timeout=600.0, socket_connect_timeout=600.0)
-fanout.FIRST_CONNECT = 1.0
-node.PATIENCE = 600.0
+connections.FIRST_CONNECT = 1.0
+link.PATIENCE = node.PATIENCE = 600.0
 lock = new()
 def bye():
     object.__setattr__(lock.rules, "node_timeout", 600.0)

@@ -68,11 +68,17 @@ class Marker:
     ttl: float
 
 
-def lease_payload(lease: Lease) -> bytes:
+def lease_arguments(rules: Rules, lease: Lease) -> tuple[bytes, ...]:
     payload = holder_payload(lease.info, lease.since)
     if lease.renewals:
         payload |= {"renewals": lease.renewals, "margin": round(lease.margin, 3)}
-    return encode_info(payload)
+    return (
+        lease.token.encode(),
+        encode_info(payload),
+        ms(lease.ttl),
+        b"%d" % (lease.fence or 0),
+        *rules.fence_limits,
+    )
 
 
 def acquire_request(rules: Rules, lease: Lease, marker: str | None) -> Request:
@@ -82,14 +88,7 @@ def acquire_request(rules: Rules, lease: Lease, marker: str | None) -> Request:
     return Request(
         ACQUIRE,
         (keys.lock, keys.fence, unless, keys.boot, keys.quarantine),
-        (
-            lease.token.encode(),
-            lease_payload(lease),
-            ms(lease.ttl),
-            b"%d" % (lease.fence or 0),
-            *rules.fence_limits,
-            rules.quarantine_ms,
-        ),
+        (*lease_arguments(rules, lease), rules.quarantine_ms),
     )
 
 
@@ -99,15 +98,7 @@ def renew_request(rules: Rules, lease: Lease, *, repair: bool) -> Request:
     return Request(
         RENEW,
         (keys.lock, keys.fence, keys.boot, keys.quarantine),
-        (
-            lease.token.encode(),
-            lease_payload(lease),
-            ms(lease.ttl),
-            b"%d" % (lease.fence or 0),
-            *rules.fence_limits,
-            b"1" if repair else b"0",
-            rules.quarantine_ms,
-        ),
+        (*lease_arguments(rules, lease), b"1" if repair else b"0", rules.quarantine_ms),
     )
 
 

@@ -199,6 +199,6 @@ def waited_for(ballot: Ballot) -> float | None:
 
 def free_places(ballot: Ballot) -> int:
     """Return how many places of the lock nobody holds, at least, by what a majority says."""
-    said = sorted((vote.amount for vote in votes_of(ballot, VoteKind.GRANTED)), reverse=True)
+    said = sorted(vote.amount for vote in votes_of(ballot, VoteKind.GRANTED))
     majority = quorum(len(ballot))
-    return said[majority - 1] if len(said) >= majority else 0
+    return said[-majority] if len(said) >= majority else 0
