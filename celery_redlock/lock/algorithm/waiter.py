@@ -43,11 +43,8 @@ class Waiter:
 
     def join(self) -> Generator[Send, None, None]:
         """Register with the nodes; again with each attempt that was refused."""
-        participant, request, listener = (
-            self._participant,
-            self._request,
-            self._participant.listener,
-        )
+        participant, request = self._participant, self._request
+        listener = participant.listener
         if listener is None:
             return
         if self._waiting is None:

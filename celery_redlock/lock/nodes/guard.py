@@ -68,13 +68,13 @@ class Foreign(Unfit):
 class Greeting:
     """A node's description of itself at connect; times are in seconds."""
 
-    run_id: str
+    run_id: str  # of the server process; another after every restart
     uptime: float
-    flushed: bool
+    flushed: bool  # whether its data were ever wiped on command since it started
     replicas: int
     version: str
-    quarantine: float = 0.0
-    node_now: float = 0.0
+    quarantine: float = 0.0  # for how long it must not vote
+    node_now: float = 0.0  # its wall clock [Unix time]
 
 
 def exchange(connection: AbstractConnection, *commands: Sequence[Any]) -> list[Any]:
