@@ -67,7 +67,7 @@ _HOMES = {
     ),
     "lock.held": ("HeldLock",),
     "lock.lease": ("Lease",),
-    "lock.algorithm.outcomes": ("ReleaseOutcome",),
+    "lock.algorithm.results": ("ReleaseOutcome",),
     "lock.redlock": ("Redlock",),
     "task.base": ("RedlockTask",),
     "task.execution.execution": ("current_lock",),
@@ -77,7 +77,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 #: What needs no import of its own.
-_ROOMS = ("deferral", "errors", "events", "lock", "observers", "plugin", "settings", "task")
+_ROOMS = ("errors", "events", "lock", "observers", "plugin", "settings", "task")
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of ours
 

@@ -219,7 +219,6 @@ def report_prefix(prefix: str) -> str:
 
 
 def check_observers(observers: object) -> None:
-    """Raise ConfigurationError unless *observers* is a list of words, names and callables."""
     if isinstance(observers, str) or not isinstance(observers, Sequence):
         msg = (
             f"redlock_observers must be a list like {list(OBSERVERS)!r}, "

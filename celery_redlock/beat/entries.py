@@ -1,5 +1,5 @@
 """
-What we need of a schedule's entry, whichever scheduler it comes from.
+Entries of a schedule, whichever scheduler they come from.
 
 Celery's own, those of django-celery-beat and those of RedBeat differ in how they are moved on
 and in where they keep when they last ran.
@@ -39,9 +39,6 @@ def overlap_of(entry: Any, app: Any) -> str:
 
     That of the entry's options, also where its scheduler does not keep them (django-celery-beat);
     else that of its task.
-
-    Raises:
-        ConfigurationError: It is no word for that.
     """
     static = app.conf.beat_schedule.get(entry.name) or {}
     declared: Mapping[str, Any] = static.get("options") or {} if isinstance(static, Mapping) else {}
@@ -72,7 +69,6 @@ def places_of_run(task: Any, entry: Any) -> list[str]:
 
 
 def for_slot(entry: Any, slot: Slot, task_id: str) -> Any:
-    """Return a copy of *entry* whose message says for which slot it is; its scheduler has none."""
     published = twin_of(entry)
     options = {k: v for k, v in (entry.options or {}).items() if k != "overlap"}
     # The same publish whoever makes it: one that is repeated, as of a leader that died, ends unrun.
@@ -91,7 +87,6 @@ def with_arguments(entry: Any) -> Any:
 
 
 def current(scheduler: Any, entry: Any) -> Any:
-    """Return the present *entry* of *scheduler*; None if it is gone."""
     cls = type(entry)
     if hasattr(cls, "from_key"):  # RedBeat's schedule lists those that are due alone
         try:
@@ -103,7 +98,7 @@ def current(scheduler: Any, entry: Any) -> Any:
 
 
 def ran_last(entry: Any) -> datetime | None:
-    """Return when *entry* ran last, by its scheduler, as an aware date."""
+    """When *entry* ran last, by its scheduler, as an aware date."""
     last = entry.last_run_at
     if last is None or last.tzinfo is not None:
         return last  # type: ignore[no-any-return]
@@ -111,7 +106,6 @@ def ran_last(entry: Any) -> datetime | None:
 
 
 def set_last_run(entry: Any, moment: datetime) -> None:
-    """Note in *entry* that it ran last at *moment*."""
     moment = as_kept(entry, moment)
     entry.last_run_at = moment
     if hasattr(entry, "model"):  # of django-celery-beat, which makes its entries anew from it
@@ -119,7 +113,7 @@ def set_last_run(entry: Any, moment: datetime) -> None:
 
 
 def as_kept(entry: Any, moment: datetime) -> datetime:
-    """Return *moment* in the zone in which *entry* keeps when it ran; before 5.6 that matters."""
+    """*moment* in the zone in which *entry* keeps when it ran; before 5.6 that matters."""
     last = entry.last_run_at
     if last is None:
         return moment
@@ -129,14 +123,7 @@ def as_kept(entry: Any, moment: datetime) -> datetime:
 
 
 def reserve(inherited: Callable[[Any], Any], entry: Any, now: datetime) -> Any:
-    """
-    Move *entry* on as its scheduler does, but leave an interval where its grid is.
-
-    Args:
-        inherited: ``reserve`` of the scheduler.
-        entry: Of the scheduler.
-        now: The time, aware.
-    """
+    """Move *entry* on by *inherited*, as its scheduler does, but leave an interval on its grid."""
     if interval_of(entry.schedule) is None:
         return inherited(entry)
     due = last_due(entry.schedule, now)

@@ -1,5 +1,5 @@
 """
-What ``celery beat -S redlock`` runs: stand by, or lead.
+The scheduler of ``celery beat -S redlock``: stand by, or lead.
 
     tick --> StandBy: bid when it is time      (term.py)
              Term:    the wrapped scheduler    (wrapped_scheduler.py), which publishes by slots.py
@@ -152,11 +152,10 @@ class RedlockScheduler:
                     self._state = self._elector.step_down(term, reason)
 
     def should_sync(self) -> bool:
-        """Return False: the wrapped scheduler stores its state within its tick, while we lead."""
+        """The wrapped scheduler stores its state within its tick, while we lead."""
         return False
 
     def sync(self) -> None:
-        """Let the wrapped scheduler store its state."""
         if self._active is not None:
             self._active.scheduler.sync()
 
@@ -168,12 +167,11 @@ class RedlockScheduler:
 
     @property
     def schedule(self) -> Any:
-        """The schedule of the wrapped scheduler; empty while another leads."""
+        """That of the wrapped scheduler; empty while another leads."""
         return {} if self._active is None else self._active.scheduler.schedule
 
     @property
     def info(self) -> str:
-        """Lines for beat's banner."""
         name = f"{self._wrapped.__module__}.{self._wrapped.__qualname__}"
         nodes, ttl = len(self._plugin.settings.nodes), self._plugin.settings.rules.ttl
         leads = (
@@ -183,12 +181,7 @@ class RedlockScheduler:
 
 
 def scheduler_class(named: Any) -> Any:
-    """
-    Return the scheduler class that *named* is, or names.
-
-    Raises:
-        ConfigurationError: There is none, or it is ours.
-    """
+    """Raises ConfigurationError: there is no such scheduler, or it is ours."""
     aliases: dict[str, str] = dict(load_extension_class_names(ALIASES))  # type: ignore[arg-type]
     try:
         found = symbol_by_name(named, aliases=aliases)

@@ -19,9 +19,6 @@ agree on what is still to be published. Each claim carries the fence of its lead
 
 A record protects nobody: it keeps a second message out. It is written to a quorum like a lock,
 but may live longer than ``max_ttl``; one that most nodes have lost, or cannot read, is forgotten.
-
-Source:
-    DESIGN section 6; fencing as in PROTOCOL 3.1.
 """
 
 from __future__ import annotations
@@ -70,8 +67,6 @@ LATEST_SLOT = 253_370_764_800_000
 
 
 class SlotState(enum.Enum):
-    """The outcome of a claim."""
-
     #: It is ours: publish.
     CLAIMED = "claimed"
     #: It is ours, but an earlier leader may have published it before it died.
@@ -112,13 +107,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Claimed:
-    """
-    The outcome of a claim.
-
-    Attributes:
-        state: The outcome.
-        holder: Who holds the lock that was asked for, as in `LockTaken.holder`; may be empty.
-    """
+    """*holder* is who holds the lock that was asked for, as in `LockTaken.holder`; may be empty."""
 
     state: SlotState
     holder: dict[str, Any] = field(default_factory=dict)
@@ -142,7 +131,6 @@ class LastSlot:
 
 
 def slot_key(rules: Rules, entry: str) -> bytes:
-    """Return the Redis key of the record of *entry*."""
     return record_key(rules.prefix, "slot", entry)
 
 
@@ -152,7 +140,6 @@ def stamp(due: float) -> bytes:
 
 
 def claim_request(rules: Rules, claim: Claim) -> Request:
-    """Return what claims a slot on a node."""
     record = slot_key(rules, claim.entry)
     keys = Keys.of(rules.prefix, claim.lock or claim.entry)
     return Request(
@@ -171,7 +158,6 @@ def claim_request(rules: Rules, claim: Claim) -> Request:
 
 
 def settle_request(rules: Rules, claim: Claim) -> Request:
-    """Return what notes on a node that a slot was published, or is never to be."""
     return Request(
         SETTLE,
         (slot_key(rules, claim.entry),),
@@ -180,13 +166,11 @@ def settle_request(rules: Rules, claim: Claim) -> Request:
 
 
 def withdraw_request(rules: Rules, claim: Claim) -> Request:
-    """Return what takes a claim back on a node, of a slot that was certainly not published."""
     record = slot_key(rules, claim.entry)
     return Request(WITHDRAW, (record,), (stamp(claim.due), claim.token.encode()))
 
 
 def look_request(rules: Rules, entry: str) -> Request:
-    """Return what asks a node for the record of *entry*."""
     return Request(LOOK, (slot_key(rules, entry),), ())
 
 
@@ -198,7 +182,7 @@ CLAIMED = (VoteKind.GRANTED, SlotVote.UNCERTAIN)
 
 
 def is_ahead(vote: Vote) -> bool | None:
-    """Return whether a node said that our clock is too far ahead of its own, None if not."""
+    """Whether a node said that our clock is too far ahead of its own, None if not."""
     return vote.reason == NO_VOTE[-5] or None
 
 
@@ -216,7 +200,6 @@ def claim_is_decided(ballot: Ballot) -> bool:
 
 
 def lock_is_decided(ballot: Ballot) -> bool:
-    """Return whether it is known whether a majority of nodes names one holder of the lock."""
     most = len(agreeing(ballot, locked_for))
     silent = len(ballot) - count(ballot, *CLAIMED)
     return most >= quorum(len(ballot)) or most + silent < quorum(len(ballot))
@@ -228,7 +211,7 @@ def locked_for(vote: Vote) -> bytes | None:
 
 
 def state_of(ballot: Ballot) -> SlotState | None:
-    """Return what *ballot* means for a claim, None if no quorum could decide."""
+    """None if no quorum could decide."""
     if count(ballot, SlotVote.DEPOSED):
         return SlotState.DEPOSED
     if count(ballot, SlotVote.PUBLISHED):
@@ -250,7 +233,6 @@ def holder_in(ballot: Ballot) -> dict[str, Any]:
 
 
 def last_of(ballot: Ballot) -> LastSlot | None:
-    """Return the last slot that any node knows, None if there is none."""
     votes = [v for v in votes_of(ballot, VoteKind.GRANTED) if 0 < v.fence < LATEST_SLOT]
     due = max((v.fence for v in votes), default=0)
     settled = any(v.fence == due and v.value == b"settled" for v in votes)
@@ -261,13 +243,7 @@ def last_of(ballot: Ballot) -> LastSlot | None:
 
 
 class Slots:
-    """
-    The slot records on the nodes of one process. Safe from any thread.
-
-    Args:
-        participant: What this client of the cluster knows.
-        driver: Does the I/O.
-    """
+    """The slot records on the nodes of one process. Safe from any thread."""
 
     def __init__(self, participant: Participant, driver: Driver) -> None:
         self._rules = participant.rules
@@ -275,16 +251,10 @@ class Slots:
 
     @classmethod
     def on(cls, locks: Redlock) -> Self:
-        """Return the slot records on the nodes of *locks*."""
         return cls(locks.participant, locks.driver)
 
     def look(self, entries: Sequence[str]) -> dict[str, LastSlot]:
-        """
-        Return the last slots of *entries*, of those that have any; a round for every `BATCH`.
-
-        Raises:
-            QuorumUnavailable: Too few nodes answered.
-        """
+        """Return the last slots of *entries*, of those that have any; a round for every `BATCH`."""
         found: dict[str, LastSlot] = {}
         for start in range(0, len(entries), BATCH):
             batch = entries[start : start + BATCH]
@@ -299,12 +269,7 @@ class Slots:
         return found
 
     def claim(self, claim: Claim) -> Claimed:
-        """
-        Claim a slot; one round. The same claim may be made again.
-
-        Raises:
-            QuorumUnavailable: No quorum could decide.
-        """
+        """Claim a slot; one round. The same claim may be made again."""
         ballot = self._driver.ask(Ask(claim_request(self._rules, claim), claim_is_decided))
         state = state_of(ballot)
         if state not in (SlotState.CLAIMED, SlotState.UNCERTAIN):

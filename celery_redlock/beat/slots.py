@@ -62,12 +62,7 @@ TAKEOVER = 2.0
 
 
 class TermOver(Exception):
-    """
-    The term has ended; nothing more may be published in it.
-
-    Attributes:
-        reason: As in `LeaderDeposed.reason`.
-    """
+    """The term has ended, for a *reason* as in `LeaderDeposed.reason`."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -75,12 +70,7 @@ class TermOver(Exception):
 
 
 class NotYet(Exception):
-    """
-    A slot has to be tried again.
-
-    Attributes:
-        after: When [s from now].
-    """
+    """A slot has to be tried again *after* so long [s]."""
 
     def __init__(self, after: float) -> None:
         super().__init__(after)
@@ -105,7 +95,7 @@ def in_time(
     plan: BaseSchedule, last: datetime | None, now: datetime, deadline: float | None, ttl: float
 ) -> Missed:
     """
-    Return what is to be published of a schedule.
+    Return the slots of a schedule that are to be published.
 
     Args:
         plan: The schedule.
@@ -134,19 +124,11 @@ def in_time(
 
 
 def newer_than(last: datetime, due: datetime | None) -> list[datetime]:
-    """Return *due* if it is newer than *last*."""
     return [due] if due is not None and due > last else []
 
 
 class SlotPublisher:
-    """
-    Publishes the slots of one term.
-
-    Args:
-        plugin: Of the app.
-        beat: What the schedulers that stand in for each other are called.
-        term: Ours.
-    """
+    """Publishes the slots of one term; *beat* names the schedulers that stand in for each other."""
 
     def __init__(self, plugin: Plugin, beat: str, term: Term) -> None:
         self._plugin = plugin
@@ -162,19 +144,13 @@ class SlotPublisher:
         return Slots.on(self._plugin.locks)
 
     def look_up(self, names: Iterable[str]) -> None:
-        """
-        Learn the last slots of the entries called *names*, of those that are new to this term.
-
-        Raises:
-            QuorumUnavailable: Too few nodes answered.
-        """
+        """Learn the last slots of the entries called *names* that are new to this term."""
         records = {self._record(name): name for name in names if name not in self._last}
         with defer_signals():
             found = self._slots.look(list(records))
         self._last.update((name, settled(found.get(record))) for record, name in records.items())
 
     def last_of(self, name: str) -> datetime | None:
-        """Return the last slot of an entry that needs no more publishing, None for none."""
         return self._last.get(name)
 
     @property
@@ -194,14 +170,7 @@ class SlotPublisher:
 
     def publish_due(self, entry: Any, send: Callable[[Any], Any]) -> Any:
         """
-        Publish all slots of *entry* that are due and were not published.
-
-        Args:
-            entry: Of the wrapped scheduler.
-            send: Publishes an entry.
-
-        Returns:
-            The result of the last one, None if there was none.
+        Publish by *send* all slots of *entry* that are due; return the result of the last one.
 
         Raises:
             TermOver: We no longer lead.
@@ -307,13 +276,7 @@ class SlotPublisher:
         return Claim(self._record(entry.name), slot.due, token, fence, keep, lock, is_sent)
 
     def _reason_to_skip(self, task: Any, slot: Slot, claimed: Claimed) -> str | None:
-        """
-        Return why a claimed slot must not be published; None if it may be.
-
-        Raises:
-            TermOver: We no longer lead.
-            NotYet: Another scheduler is publishing it.
-        """
+        """Return why a claimed slot must not be published; None if it may be."""
         if claimed.state is SlotState.DEPOSED:
             raise TermOver("deposed")
         if claimed.state is SlotState.AHEAD:
@@ -335,7 +298,6 @@ class SlotPublisher:
 
 @contextlib.contextmanager
 def warned_if_slow(name: str) -> Iterator[None]:
-    """Warn if the body of a ``with`` takes long: the broker may be out of reach."""
     words = "beat: Publishing %r has not ended for %g s; is the broker out of reach?"
     alarm = threading.Timer(PATIENCE, logger.warning, (words, name, PATIENCE))
     alarm.daemon = True
@@ -357,12 +319,11 @@ def sent(send: Callable[[Any], Any], ready: Any) -> Any:
 
 
 def knows_copies(task: Any) -> bool:
-    """Return whether a second message of a run of *task* ends without running."""
+    """Whether a second message of a run of *task* ends without running."""
     return takes_lock(task) and lock_of(task).options.dedup_ttl > 0
 
 
 def is_duplicate(result: Any) -> bool:
-    """Return whether *result* is that of another task, which was there before."""
     return bool(getattr(result, "duplicate", False))
 
 
@@ -375,7 +336,7 @@ def settled(found: LastSlot | None) -> datetime | None:
 
 
 def keep_for(plan: BaseSchedule, due: datetime, deadline: float | None) -> float:
-    """Return how long the record of a slot has to be kept [s]: well beyond the next one."""
+    """Return how long to keep the record of a slot [s]: well beyond the next one."""
     try:
         following = next_due(plan, due)
     except NotImplementedError:  # a schedule that says nothing but that it is due

@@ -50,11 +50,9 @@ class Owed:
     An entry with slots that have to be tried again.
 
     Attributes:
-        entry: The entry.
         send: Publishes an entry, given it and *options*.
         at: When to try again [s, `clock.now`].
         moves_on: Whether the entry is to be moved on once they are published.
-        options: Of the publish.
         failures: How often it has failed.
     """
 
@@ -68,25 +66,13 @@ class Owed:
 
 @dataclass
 class Sent:
-    """What came of the publish within the scheduler's own ``apply_entry``, which tells nobody."""
+    """The result of a publish within the scheduler's own ``apply_entry``, which returns none."""
 
     result: Any = None
     error: Exception | None = None
 
 
 class WrappedScheduler:
-    """
-    The wrapped scheduler during one term.
-
-    Args:
-        scheduler: It, just built.
-        publisher: Of this term.
-        term: Ours.
-
-    Attributes:
-        scheduler: The wrapped one.
-    """
-
     def __init__(self, scheduler: Any, publisher: SlotPublisher, term: Term) -> None:
         self.scheduler = scheduler
         self._publisher = publisher
@@ -118,12 +104,7 @@ class WrappedScheduler:
             scheduler.maybe_due = self.maybe_due
 
     def tick(self) -> float:
-        """
-        Do what is due and return when to tick next [s from now, >= 0].
-
-        Raises:
-            TermOver: We no longer lead.
-        """
+        """Do what is due and return when to tick next [s from now, >= 0]; raises TermOver."""
         self._ensure_leading()
         self._pay()
         if clock.now() >= min(self._next_tick, self._next_slot):
@@ -134,7 +115,6 @@ class WrappedScheduler:
         return min(LOOK, max(0.0, min(soonest) - clock.now()))
 
     def _sync(self) -> None:
-        """Let the wrapped scheduler store what it has, if it wants to."""
         try:
             if self._should_sync():
                 self.scheduler._do_sync()  # noqa: SLF001  as Celery calls it
@@ -142,7 +122,6 @@ class WrappedScheduler:
             logger.exception("beat: The wrapped scheduler could not store its state")
 
     def _tick(self) -> None:
-        """Let the wrapped scheduler do what is due, and note when it wants to do so again."""
         self._next_slot = float("inf")
         published = self._published
         try:
@@ -219,7 +198,6 @@ class WrappedScheduler:
         advance: bool = True,  # noqa: FBT001, FBT002  Celery's signature
         **kwargs: Any,
     ) -> Any:
-        """Publish the slots of *entry* that are due; moves it on once they are."""
         options = {"producer": producer, **kwargs}
         if self._sent is not None:  # called by the scheduler's own apply_entry, for one slot
             sent, self._sent = self._sent, None
@@ -281,11 +259,9 @@ class WrappedScheduler:
         self._owed[owed.entry.name] = owed
 
     def reserve(self, entry: Any) -> Any:
-        """Move *entry* on; an interval stays on its grid."""
         return entries.reserve(self._reserve, entry, datetime.now(timezone.utc))
 
     def is_due(self, entry: Any) -> Any:
-        """Return whether *entry* is due, and when to look again [s from now]."""
         state = self._is_due(entry)
         every = interval_of(entry.schedule)
         if every is None or not state[0]:
@@ -295,7 +271,6 @@ class WrappedScheduler:
         return schedstate(is_due=True, next=(due + every - now).total_seconds())
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> Any:
-        """Order the entries by when they are due, knowing when they ran last."""
         scheduled = list(self.scheduler.schedule.values())
         try:
             self._publisher.look_up([entry.name for entry in scheduled])
@@ -313,7 +288,6 @@ class WrappedScheduler:
         return self._populate_heap(*args, **kwargs)
 
     def maybe_due(self, entry: Any, **kwargs: Any) -> Any:
-        """Publish an entry of RedBeat's if it is due; one that is changed is not made up for."""
         plan = self._plans.setdefault(entry.name, entry.schedule)
         if plan != entry.schedule or not entry.enabled:
             self._plans[entry.name] = entry.schedule
@@ -331,7 +305,6 @@ class WrappedScheduler:
             entries.set_last_run(entry, last)
 
     def close(self) -> None:
-        """Let the wrapped scheduler store what it has and free what it uses."""
         self.scheduler.close()
         # That of django-celery-beat would be kept until the process ends, and then store its state.
         finalize = getattr(self.scheduler, "_finalize", None)

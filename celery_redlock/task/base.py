@@ -235,17 +235,14 @@ def expected(throws: Any) -> tuple[type[Exception], ...]:
 
 
 def takes_lock(task: Any) -> bool:
-    """Return whether *task*, of whatever kind, or None, runs under a lock."""
     return isinstance(task, RedlockTask) and not lock_of(task).is_built_in
 
 
 def install(app: Any) -> None:
-    """Let a worker of *app* check everything at its start, and do what tasks of ours need."""
     plugin_for(app).install(check_tasks, WORKER_STEPS, CONSUMER_STEPS)
 
 
 def check_tasks(app: Any) -> None:
-    """Check all tasks of *app* that are based on `RedlockTask`; raises ConfigurationError."""
     tasks = [task for task in app.tasks.values() if isinstance(task, RedlockTask)]
     for task in tasks:
         task.check_lock()

@@ -60,12 +60,10 @@ UNIQUE_FOR, LONGEST_UNIQUE_FOR = 3600.0, 366 * 24 * 3600.0
 
 
 def one_of_words(*words: str) -> Callable[[str, object], str]:
-    """Return a check that a value is one of *words*."""
     return lambda where, value: one_of(where, value, words)
 
 
 def unique_time(where: str, value: Any) -> float:
-    """Return *value* if it can be a ``unique_for``."""
     seconds = positive(where, value)
     if seconds > LONGEST_UNIQUE_FOR:
         msg = f"{where} must be at most {LONGEST_UNIQUE_FOR:g} s, a year; got {value!r}"
@@ -77,7 +75,6 @@ overlap_word = one_of_words(*OVERLAP)
 
 
 def limit_of(where: str, value: Any) -> tuple[int, ...]:
-    """Return *value*, one or several, if it can be a ``lock_limit``."""
     limits = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     for one in limits or (None,):
         if type(one) is not int or not 1 <= one <= MOST_PLACES:
@@ -151,12 +148,7 @@ class LockOptions:
     overlap: str
 
     def limits(self, names: Sequence[str]) -> dict[str, int]:
-        """
-        Return each of *names*, in their order, and how many places its lock has.
-
-        Raises:
-            LockKeyError: The task has other limits than names.
-        """
+        """Return each of *names*, in their order, and how many places its lock has."""
         if len(self.limit) == 1:
             return dict.fromkeys(names, self.limit[0])
         if len(self.limit) != len(names):
@@ -168,17 +160,11 @@ class LockOptions:
 
     @property
     def reruns(self) -> bool:
-        """Whether a duplicate is merged into the next run."""
         return self.on_duplicate == "rerun"
 
     @classmethod
     def of(cls, task: Any, settings: Settings) -> LockOptions:
-        """
-        Return the options of *task* under *settings*.
-
-        Raises:
-            ConfigurationError: An option is out of range, or does not fit the others.
-        """
+        """Raises ConfigurationError: an option is out of range, or does not fit the others."""
         rules = settings.rules
 
         def valid(option: str) -> Any:
@@ -218,16 +204,7 @@ class LockOptions:
 
 
 def check_declared(task: Any, base: type) -> None:
-    """
-    Check what *task* declares by itself, before any setting is known.
-
-    Args:
-        task: A registered task.
-        base: Our class among its bases.
-
-    Raises:
-        ConfigurationError: An option has an impossible value, or looks like one misspelt.
-    """
+    """Check the options that *task* declares, before any setting is known."""
     for option, check in CHECKS.items():
         value = getattr(task, option)
         if value is not None:
@@ -239,7 +216,6 @@ def check_declared(task: Any, base: type) -> None:
 
 
 def check_several(task: Any) -> None:
-    """Raise ConfigurationError if *task* has an option that does not fit its number of names."""
     key, limit = task.lock_key, task.lock_limit
     if callable(key):  # each call says how many
         return
@@ -260,7 +236,6 @@ def check_several(task: Any) -> None:
 
 
 def check_unique(task: Any) -> None:
-    """Raise ConfigurationError if the options for uniqueness at publish do not fit together."""
     if task.unique_until == "expired" and task.unique_for is None:
         msg = (
             f"{task.name}: unique_until='expired' needs unique_for, the window in seconds in which "
@@ -299,7 +274,7 @@ def check_backend(task: Any) -> None:
 
 
 def declared(task: Any, base: type) -> dict[str, Any]:
-    """Return what the author of *task* wrote down: the attributes of all classes before ours."""
+    """Return the attributes that the author of *task* wrote down, in all classes before ours."""
     classes = reversed(classes_before(task, base))
     return {name: value for cls in classes for name, value in vars(cls).items()}
 
@@ -312,7 +287,6 @@ def classes_before(task: Any, base: type) -> list[type]:
 
 
 def check_spelling(task: str, attribute: str, value: object) -> None:
-    """Raise ConfigurationError if an attribute of a task looks like an option misspelt."""
     if attribute in OPTIONS or attribute in METHODS or attribute.startswith("_"):
         return
     near = nearest_option(attribute, 0.85)

@@ -1,5 +1,5 @@
 """
-What a user's class, or another base beside ours, must not remove from a task.
+Checks of what a user's class, or another base beside ours, overrides.
 
 Everything that Celery offers may be overridden, with or without ``super()``. A ``__call__`` that
 would bypass the lock is wrapped; whatever else would cost the lock is refused.
@@ -29,16 +29,7 @@ UNBEGUN = {
 
 
 def protect(cls: Any, base: type) -> None:
-    """
-    Put the lock around a ``__call__`` that stands before ours, and may never call it.
-
-    Args:
-        cls: A task's class.
-        base: Our class among its bases.
-
-    Raises:
-        ConfigurationError: It is nothing that can be called.
-    """
+    """Put the lock around a ``__call__`` that stands before ours, and may never call it."""
     theirs = inspect.getattr_static(cls, "__call__")
     if theirs is vars(base)["__call__"] or getattr(theirs, "__globals__", None) is globals():
         return  # a function of this file has the lock around it
@@ -49,8 +40,6 @@ def protect(cls: Any, base: type) -> None:
 
 
 def locked(theirs: Any) -> Callable[..., Any]:
-    """Return a ``__call__`` that runs *theirs* under the lock."""
-
     @functools.wraps(theirs)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  it is one
         is_descriptor = hasattr(theirs, "__get__")  # a function is, a partial() is not
@@ -61,16 +50,6 @@ def locked(theirs: Any) -> Callable[..., Any]:
 
 
 def check_bases(task: Any, base: type) -> None:
-    """
-    Check that the other classes of *task* and ours leave each other what they need.
-
-    Args:
-        task: A registered task.
-        base: Our class among its bases.
-
-    Raises:
-        ConfigurationError: A method of ours is hidden by theirs, or an attribute of theirs by ours.
-    """
     bases = type(task).__mro__
     for cls in classes_before(task, base):
         check_before(task.name, cls, base)
@@ -79,7 +58,6 @@ def check_bases(task: Any, base: type) -> None:
 
 
 def check_before(task: str, cls: type, base: type) -> None:
-    """Check that *cls*, which stands before *base*, leaves it what it needs."""
     for attribute in filter(vars(cls).__contains__, METHODS):
         if attribute == "lock_name":
             check_lock_name(task, vars(cls)[attribute])
@@ -89,7 +67,6 @@ def check_before(task: str, cls: type, base: type) -> None:
 
 
 def check_lock_name(task: str, value: Any) -> None:
-    """Check that *value* can be called as ``RedlockTask.lock_name`` is."""
     try:
         inspect.signature(value).bind("self", (), {})
     except (TypeError, ValueError):
@@ -114,8 +91,7 @@ def check_body(task: Any, base: Any) -> None:
     """
     Check that the body of *task* has ended when it returns, unless a ``__call__`` runs it.
 
-    Raises:
-        ConfigurationError: It is a coroutine or a generator, which runs later, after the release.
+    A coroutine or a generator runs later, after the release.
     """
     if type(task).__call__ is not base.__call__:  # it may wait for the end of its body
         return
@@ -132,19 +108,13 @@ def check_body(task: Any, base: Any) -> None:
 
 
 def is_celerys(function: Any) -> bool:
-    """Return whether *function* is of Celery's own code, whatever it says of itself."""
+    """Whether *function* is of Celery's own code, whatever it says of itself."""
     home: dict[str, Any] = getattr(function, "__globals__", {})
     return str(home.get("__name__")).startswith("celery.")
 
 
 def check_request(task: Any, base: Any) -> None:
-    """
-    Make sure that executions of *task* come to us, and that a worker can release for a dead child.
-
-    Raises:
-        ConfigurationError: A class of the task has a `Strategy` that is not Celery's, or a
-            `Request` that is not ours.
-    """
+    """Check that executions of *task* come to us, and a worker can release for dead children."""
     if task.Strategy != base.Strategy:
         where = next(cls for cls in type(task).__mro__ if "Strategy" in vars(cls))
         msg = (

@@ -1,5 +1,5 @@
 """
-Protects the tasks that ``redlock_protect`` names, whatever their base.
+Protection of the tasks that ``redlock_protect`` names, whatever their base.
 
     task --> its name --> rule --> a class made of the task's own, `RedlockTask` and the options
          --> bound as any `RedlockTask`
@@ -36,12 +36,7 @@ MOST_WARNINGS = 10
 
 
 class ProtectedTasks(WatchedTasks):
-    """
-    The tasks of an app; those that its setting names are protected as they are registered.
-
-    Attributes:
-        patterns: The setting.
-    """
+    """The tasks of an app, protected as they are registered if its *patterns* name them."""
 
     patterns: Patterns
 
@@ -66,12 +61,6 @@ class ProtectedTasks(WatchedTasks):
 
 
 def protect_tasks(app: Any) -> None:
-    """
-    Protect the tasks of *app* that its setting names, also those that are registered later.
-
-    Raises:
-        ConfigurationError: The setting is impossible, or a task cannot be protected.
-    """
     patterns = Patterns(app.conf["redlock_protect"])
     install(app)
     registry = watch_with(ProtectedTasks, app, patterns=patterns)
@@ -86,7 +75,6 @@ def protect_tasks(app: Any) -> None:
 
 
 def check_at_start(app: Any) -> None:
-    """Refuse to start a worker of *app* with a setting that protects nothing."""
     try:
         check_setting(app)
     except ConfigurationError as error:
@@ -95,12 +83,7 @@ def check_at_start(app: Any) -> None:
 
 
 def check_setting(app: Any) -> None:
-    """
-    Check that nothing was meant to protect tasks of *app* and does not.
-
-    Raises:
-        ConfigurationError: A setting of ours is misspelt, or has changed since it was applied.
-    """
+    """Raise ConfigurationError if a setting of ours is misspelt, or was set too late to count."""
     conf = redlock_conf(app)
     for setting in conf:
         known(setting)
@@ -114,12 +97,7 @@ def check_setting(app: Any) -> None:
 
 
 def give_class(task: Any, rule: Rule) -> None:
-    """
-    Base *task* on `RedlockTask`, too, with the options of *rule* that it does not declare itself.
-
-    Raises:
-        ConfigurationError: No class can be made of its own one and ours.
-    """
+    """Base *task* on `RedlockTask`, too, with the options of *rule* that it does not declare."""
     theirs = type(task)
     is_ours = issubclass(theirs, RedlockTask)
     if is_ours:
@@ -138,12 +116,7 @@ def give_class(task: Any, rule: Rule) -> None:
 
 
 def bind(task: Any, app: Any) -> None:
-    """
-    Bind *task* to *app* as Celery does, and make sure that this led to us.
-
-    Raises:
-        ConfigurationError: The task overrides what its protection needs.
-    """
+    """Bind *task* to *app* as Celery does, and make sure that this led to us."""
     task.bind(app)
     if lock_of(task).own is None:
         msg = "a class of it overrides bind() and does not call super().bind()"

@@ -30,7 +30,8 @@ from celery_redlock.lock.waiting.waiting import LEAVE, WAIT
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task.execution import calls
 from celery_redlock.task.execution.requeue import headers_of
-from celery_redlock.task.messages.delivery import Delivery, execution_id, hide
+from celery_redlock.task.messages.delivery import Delivery, execution_id
+from celery_redlock.task.messages.delivery_info import hide
 from celery_redlock.task.messages.envelope import PARSERS, Envelope
 from celery_redlock.task.messages.reservation import Reservation
 from celery_redlock.task.messages.waiting import LONGEST_BY_ITSELF, Waiting, Wakes

@@ -8,12 +8,6 @@ Publish a task; one with ``unique_until`` first reserves its lock name.
                       duplicate: join, fail, or rerun
                       no quorum: sent (the lock decides at run time), or fail by policy
                       in report mode: sent in any case
-
-Members of a chord, group or chain are always published: dropping one would leave the rest
-waiting without end. So is a task with a callback, which would be dropped along with it.
-
-Source:
-    DESIGN section 5, FACTS 8.
 """
 
 from __future__ import annotations
@@ -63,15 +57,11 @@ WORKFLOW = ("chain", "chord", "group_id", "link", "link_error", "parent_id", "re
 @dataclass(frozen=True)
 class Message:
     """
-    What is to be published.
+    A message to be published.
 
     Attributes:
-        task: A `RedlockTask`.
-        inherited: ``apply_async`` of its next base, which publishes.
-        args: Positional arguments, or None.
-        kwargs: Keyword arguments, or None.
+        inherited: ``apply_async`` of the next base of *task*, which publishes.
         options: The other arguments of ``apply_async``, ``task_id`` among them.
-        envelope: What the message says of itself.
     """
 
     task: Any
@@ -82,7 +72,6 @@ class Message:
     envelope: Envelope
 
     def send(self, reservation: Reservation | None = None, **more: Any) -> Any:
-        """Publish, with the token of its *reservation* and these options in addition."""
         options = {**self.options, **more}
         sent = self.envelope
         if reservation is not None:
@@ -99,13 +88,12 @@ class Message:
         return is_unique and not is_again and not locking.disabled and is_alone(self.options)
 
     def names(self) -> tuple[str, ...]:
-        """Return its lock names; raises LockKeyError, and what code of the user's raises."""
         headers = self.options.get("headers") or {}
         given = {key: value for key, value in headers.items() if key != HEADER}
         return names_of(self.task, self.args, self.kwargs, given)
 
     def names_at_most(self) -> tuple[str, ...]:
-        """Return its lock names as they are in keys; none where they cannot be made here."""
+        """Its lock names as they are in keys; none where they cannot be made here."""
         try:
             return tuple(map(shorten, self.names()))
         except Exception:  # noqa: BLE001  of code of the user's, which may be for workers alone
@@ -113,7 +101,6 @@ class Message:
 
     @property
     def lock_options(self) -> LockOptions:
-        """The options of its task, as its slot adjusts them."""
         options, slot = lock_of(self.task).options, self.envelope.slot
         return options if slot is None else slot.adjust(options)
 
@@ -121,7 +108,6 @@ class Message:
 def publish(
     task: Any, inherited: Callable[..., Any], args: Any, kwargs: Any, options: dict[str, Any]
 ) -> UniqueResult:
-    """Do what `RedlockTask.apply_async` says; the arguments are those of a `Message`."""
     wait_until_bound(task)
     if task.app.conf.task_always_eager or lock_of(task).is_built_in:
         return unique(inherited(args, kwargs, **options))
@@ -139,7 +125,6 @@ def publish(
 
 
 def check_id(task: Any, task_id: str) -> None:
-    """Check that duplicates can be told *task_id*; raises ConfigurationError."""
     if cut(task_id) != task_id:
         msg = (
             f"{task.name}: task_id has {len(task_id):,} characters; with unique_until it may have "
@@ -149,7 +134,6 @@ def check_id(task: Any, task_id: str) -> None:
 
 
 def publish_unique(message: Message, chosen: LockOptions) -> UniqueResult:
-    """Reserve the lock name of *message* and send it, or return who has the name."""
     name = message.names()[0]
     trigger = trigger_of(message, name, chosen)
     try:
@@ -233,23 +217,17 @@ def reservation_noted(message: Message, chosen: LockOptions) -> Reservation | No
 
 
 def is_alone(options: Mapping[str, Any]) -> bool:
-    """Return whether nothing but its caller waits for this publish."""
     is_again = options.get("retries") is not None  # 0 for one that was rescheduled
     return not is_again and not any(map(options.get, WORKFLOW))
 
 
 def is_ignored(message: Message) -> bool:
-    """Return whether nobody stores the result of *message*."""
     ignored = message.options.get("ignore_result")
     return bool(message.task.ignore_result if ignored is None else ignored)
 
 
 def envelope_of(headers: Any, task_id: str) -> Envelope:
-    """
-    Return what a message that is published with *headers* says of itself.
-
-    Every publish is another execution, except for copies of a message, which say whose.
-    """
+    """Every publish is another execution, except for copies of a message, which say whose."""
     envelope = Envelope.of(headers.get(HEADER) if isinstance(headers, Mapping) else None, task_id)
     if envelope.publish_id is not None:
         return envelope
@@ -259,7 +237,6 @@ def envelope_of(headers: Any, task_id: str) -> Envelope:
 
 
 def trigger_of(message: Message, name: str, chosen: LockOptions) -> Trigger:
-    """Return what the nodes keep for *message*."""
     task, options = message.task, message.options
     arguments = carried(task, (message.args, message.kwargs)) if chosen.reruns else b""
     expires = from_now(options.get("expires", task.expires), task.app)
@@ -276,7 +253,6 @@ def trigger_of(message: Message, name: str, chosen: LockOptions) -> Trigger:
 def duplicate_of(
     message: Message, name: str, chosen: LockOptions, holder: Mapping[str, Any], merged: int = 0
 ) -> DuplicatePublished:
-    """Return the event for a duplicate of *holder*."""
     holder_id = str(holder.get("task_id", ""))
     return DuplicatePublished(name, message.task.name, holder_id, chosen.on_duplicate, merged)
 
@@ -299,12 +275,7 @@ def check_arguments(task: Any, args: Any, kwargs: Any) -> None:
 
 
 def carried(task: Any, call: tuple[Any, Any]) -> bytes:
-    """
-    Return the arguments as the nodes keep them; nothing of them where the name says it all.
-
-    Raises:
-        LockKeyError: They are not what kombu's JSON carries, or more than `LARGEST_KEPT`.
-    """
+    """Return the arguments as the nodes keep them; nothing of them where the name says it all."""
     if task.lock_key is None and task.unique_on is None:
         return b"null"
     args, kwargs = call
@@ -336,7 +307,6 @@ def delay_of(options: Mapping[str, Any], app: Any) -> float:
 
 
 def life_of(chosen: LockOptions, window: float, expires: float | None) -> float:
-    """Return how long the reservation of a task that is published now stands by itself [s]."""
     if expires is None or chosen.unique_until == "expired":
         return window
     return min(window, max(1.0, expires))  # a task that has expired does not run any more

@@ -4,9 +4,6 @@ Ends by force, as the worker's main process learns of them: a hard time limit, a
     delivery --> owner minted --> child takes the lock as that owner
     Celery reports a lost child --> Outcome --> `celery_redlock.task.worker.lost_child`
     revoked before it began      --> its reservation ends
-
-Source:
-    FACTS 6; the custom request class is Celery's `Task.Request`.
 """
 
 from __future__ import annotations
@@ -29,7 +26,8 @@ from celery.worker.state import revoked, revoked_stamps, task_ready
 from celery_redlock.plugin import locking, plugin_for
 from celery_redlock.process.log import get_logger
 from celery_redlock.task.execution.outcome import Outcome, outcome_of_loss, records_after
-from celery_redlock.task.messages.delivery import Delivery, mint_owner, note_queue, note_serializer
+from celery_redlock.task.messages.delivery import Delivery
+from celery_redlock.task.messages.delivery_info import mint_owner, note_queue, note_serializer
 from celery_redlock.task.naming.task_lock import lock_of, names_told
 from celery_redlock.task.worker.lost_child import LostChild
 from celery_redlock.task.worker.revoked import is_revoked
@@ -74,12 +72,10 @@ class RedlockRequest(Request):
         self._waits_as = None if self._delivery.envelope.waiting is None else self._wait()
 
     def is_owner(self, holder: dict[str, Any]) -> bool:
-        """Return whether *holder*, known by the beginning of its token, is this delivery."""
         return self._delivery.is_owner(holder)
 
     @property
     def lock_names(self) -> tuple[str, ...]:
-        """The names of the locks that it may hold; raises LockKeyError if there are none."""
         delivery = self._delivery
         told = delivery.envelope.names
         return names_told(self.task, self.args, self.kwargs, delivery.headers, told)
@@ -102,11 +98,9 @@ class RedlockRequest(Request):
             cls.execute_using_pool = waiting_no_more(execute)  # type: ignore[method-assign]
 
     def wait_no_more(self) -> None:
-        """Have nobody wake this any more: it runs."""
         self._out_of_room(WaitingRoom.leave)
 
     def _withdraw(self) -> None:
-        """Have the nodes forget that this waits, as it is not going to run."""
         self._out_of_room(WaitingRoom.withdraw)
 
     def _out_of_room(self, go: Callable[[WaitingRoom, WaitingTask], object]) -> None:
@@ -119,7 +113,6 @@ class RedlockRequest(Request):
     # -- what Celery says happens to it ----------------------------------------------
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002  Celery's signature
-        """Reject the message, and remember whether the broker is to deliver it again."""
         self._was_rejected = self._was_rejected or not self.acknowledged
         self._was_put_back = self._was_put_back or (requeue and not self.acknowledged)
         super().reject(requeue=requeue)
@@ -133,7 +126,6 @@ class RedlockRequest(Request):
 
     @property
     def outcome(self) -> Outcome:
-        """How the execution of the lost child has ended, by what Celery did."""
         is_over = self.acknowledged and not self._was_rejected and not self._already_cancelled
         is_put_back = self._was_put_back or (self._already_cancelled and self.task.acks_late)
         return outcome_of_loss(
@@ -182,7 +174,7 @@ class RedlockRequest(Request):
             self._clear_away()
 
     def revoked(self) -> bool:
-        """Return whether the task is revoked or has expired; then it stands for no name."""
+        """Return whether the task is revoked or has expired; then it reserves no name."""
         if self._is_of_another_worker:
             task_ready(self)
             self.acknowledge()
@@ -223,7 +215,6 @@ class RedlockRequest(Request):
         return self.worker_pid not in (None, os.getpid())
 
     def lost_child(self) -> LostChild:
-        """Return what the child that ran this leaves behind."""
         return LostChild(
             task=self.task,
             args=self.args,
@@ -253,8 +244,6 @@ class RedlockRequest(Request):
 
 
 def waiting_no_more(execute: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that has a request wait no more, and then does what *execute* does."""
-
     @functools.wraps(execute)
     def execute_using_pool(self: RedlockRequest, pool: Any, **kwargs: Any) -> Any:
         self.wait_no_more()
@@ -292,14 +281,12 @@ class NoteRevokes(bootsteps.StartStopStep):
     _entry: Any = None
 
     def start(self, consumer: Any) -> None:
-        """Set the timer, and have requests know their consumer."""
         app = getattr(consumer, "app", None)
         if app is not None:
             _consumers[app] = weakref.ref(consumer)
         self._entry = consumer.timer.call_repeatedly(LOOK_FOR_REVOKES, let_go_of_revoked)
 
     def stop(self, consumer: Any) -> None:
-        """Stop checking, before the next connection."""
         entry, self._entry = self._entry, None
         if entry is not None:
             # A green timer returns the greenlet of the first firing, which is over by then.
@@ -311,7 +298,7 @@ _consumers: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDi
 
 
 def broadcast_queue(app: Any, message: Any) -> str:
-    """Return by which queue of a fanout exchange *message* came, if others can publish to it."""
+    """The queue of a fanout exchange that *message* came by, if others can publish to it."""
     consumer = _consumers.get(app, lambda: None)()
     if consumer is None or consumer.connection.transport.driver_type != "amqp":
         return ""
@@ -324,5 +311,4 @@ def broadcast_queue(app: Any, message: Any) -> str:
 
 
 def is_forced(error: BaseException) -> bool:
-    """Return whether *error* means a lost child, and not a body that failed."""
     return isinstance(error.exc if isinstance(error, ExceptionWithTraceback) else error, FORCED)

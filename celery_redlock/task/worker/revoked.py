@@ -11,7 +11,6 @@ __all__ = ["is_revoked"]
 
 
 def is_revoked(request: Any) -> bool:
-    """Return whether *request* was revoked by its id, or by a stamp of its."""
     if request.id in revoked:
         return True
     stamps = request.request_dict.get("stamps")

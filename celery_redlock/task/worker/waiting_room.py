@@ -41,7 +41,8 @@ from celery_redlock.lock.waiting.waiting import (
 from celery_redlock.plugin import Plugin, plugin_for
 from celery_redlock.process.log import get_logger
 from celery_redlock.process.mutex import new_mutex, run_elsewhere
-from celery_redlock.task.messages.delivery import Delivery, is_woken, note_woken
+from celery_redlock.task.messages.delivery import Delivery
+from celery_redlock.task.messages.delivery_info import is_woken, note_woken
 from celery_redlock.task.messages.waiting import Wakes
 from celery_redlock.task.naming.task_lock import lock_of
 from celery_redlock.task.policies import Queue
@@ -90,24 +91,20 @@ class WaitingTask(Waiting):
 
     @property
     def request(self) -> Any:
-        """Its message, as Celery knows it; None once it is gone."""
         return self._request()
 
     @property
     def is_about_to_begin(self) -> bool:
-        """Whether it was woken just now, and has not begun."""
         request = self._request()
         is_new = time.monotonic() < self.woken_at + TAKES_TO_BEGIN
         return is_new and request is not None and request.time_start is None
 
     def wake(self, after: float) -> None:
-        """As of `Waiting`; in a thread of its own, or of the listener."""
+        """In a thread of its own, or of the listener."""
         self._room.ring_for(self, after)
 
 
 class WaitingRoom:
-    """The tasks that wait for their locks in one worker's main process."""
-
     def __init__(self, plugin: Plugin) -> None:
         self._plugin = plugin
         self._waiting: dict[WaitingTask, None] = {}
@@ -125,13 +122,9 @@ class WaitingRoom:
 
     def enter(self, request: Any, delivery: Delivery) -> WaitingTask | None:
         """
-        Have *request*, which is to come later, woken when its lock is free.
+        Have *request*, which is to come later, woken when its lock is free; None if nothing can.
 
-        Returns:
-            What it waits as; None if nothing can wake it.
-
-        Raises:
-            LockKeyError: Its arguments make no lock name.
+        Raises LockKeyError: its arguments make no lock name.
         """
         waiting, locks = delivery.envelope.waiting, self._plugin.locks
         if waiting is None or waiting.wakes_it is Wakes.NOTHING or locks.listener is None:
@@ -155,12 +148,9 @@ class WaitingRoom:
 
     def leave(self, task: WaitingTask) -> bool:
         """
-        Have one woken no more: it tries now, or its message goes elsewhere.
+        Have one woken no more, as it tries now or goes elsewhere; return whether it was here.
 
         The nodes remember since when it waits.
-
-        Returns:
-            Whether it was here.
         """
         was_here = self._drop(task)
         if was_here:
@@ -169,7 +159,6 @@ class WaitingRoom:
         return was_here
 
     def withdraw(self, task: WaitingTask) -> None:
-        """Have the nodes forget one that is not going to run."""
         self._drop(task)
         self._tell(leave_request(self._plugin.locks.rules, task.one.name, task.one.who))
 
@@ -179,7 +168,7 @@ class WaitingRoom:
             self.leave(task)
 
     def _drop(self, task: WaitingTask) -> bool:
-        """Have one here no more; return whether it was: to one thread alone."""
+        """Return whether it was here: to one thread alone."""
         was_here = self._waiting.pop(task, False) is None
         self._count()
         listener = self._plugin.locks.listener
@@ -249,7 +238,6 @@ class WaitingRoom:
                 locks.listener.room.free(task.line, max(0, free))
 
     def _about_to_try(self, line: bytes) -> int:
-        """Return how many were woken for a lock just now, and wait for a process yet."""
         with self._mutex:
             self._last_woken = [task for task in self._last_woken if task.is_about_to_begin]
             return sum(task.line == line for task in self._last_woken)
@@ -287,7 +275,7 @@ class WaitingRoom:
             logger.exception("A task that waits for lock %r was not run", task.one.name)
 
     def _run_now(self, task: WaitingTask) -> None:
-        """Run it unless it has run, or is not in the timer yet: then it is noted again."""
+        """Run it unless it has run, or is not in the timer yet: then it is registered again."""
         request, worker = task.request, getattr(self._consumer, "controller", None)
         if request is None:
             return
@@ -342,7 +330,6 @@ class WaitingRoom:
             self._consumer.qos.decrement_eventually()  # as Celery does with what leaves its timer
 
     def _report(self) -> None:
-        """Notify observers where another number of tasks waits than at the last look."""
         waiting = Counter(str(task.one.info.get("task")) for task in list(self._waiting))
         before, self._reported = self._reported, waiting
         for name in {*before, *waiting}:
@@ -352,7 +339,6 @@ class WaitingRoom:
     # -- the worker --------------------------------------------------------------------
 
     def open(self, consumer: Any) -> None:
-        """Wake tasks of this *consumer* from now on."""
         self._consumer, self._uncounted = consumer, 0
 
     def ring(self, bell: int | None) -> None:
@@ -364,7 +350,6 @@ _rooms: weakref.WeakKeyDictionary[Any, WaitingRoom] = weakref.WeakKeyDictionary(
 
 
 def room_of(app: Any) -> WaitingRoom:
-    """Return the waiting room of *app*, made on first use."""
     room = _rooms.get(app)
     if room is None:
         room = _rooms.setdefault(app, WaitingRoom(plugin_for(app)))

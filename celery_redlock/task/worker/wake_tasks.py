@@ -1,4 +1,4 @@
-"""Has a worker wake tasks that wait for their locks: a step of its consumer, and its event loop."""
+"""Wake-up of waiting tasks in a worker: a step of its consumer, and its event loop."""
 
 from __future__ import annotations
 
@@ -17,18 +17,13 @@ logger = get_logger(__name__)
 
 
 class WakeTasks(bootsteps.StartStopStep):
-    """
-    Has a worker wake tasks that wait for their locks.
-
-    A step of the consumer: with each connection to the broker all messages are delivered anew.
-    """
+    """A step of the consumer: with each connection the broker delivers all messages anew."""
 
     requires = ("celery_redlock.task.worker.forced_ends:NoteRevokes",)
     _entry: Any = None
     _bell: tuple[int, int] | None = None
 
     def start(self, consumer: Any) -> None:
-        """Set the timer."""
         if locking.disabled:
             return
         room = room_of(consumer.app)
@@ -36,7 +31,6 @@ class WakeTasks(bootsteps.StartStopStep):
         self._entry = consumer.timer.call_repeatedly(LOOK_EVERY, room.look)
 
     def register_with_event_loop(self, consumer: Any, hub: Any) -> None:
-        """Have the event loop woken when a task is."""
         if self._bell is None:
             self._bell = os.pipe()
             for end in self._bell:
@@ -52,7 +46,6 @@ class WakeTasks(bootsteps.StartStopStep):
         room.ring(bell)
 
     def stop(self, consumer: Any) -> None:
-        """Wake nobody any more, before the next connection."""
         entry, self._entry = self._entry, None
         if entry is None:
             return
