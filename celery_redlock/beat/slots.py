@@ -17,16 +17,17 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from celery.beat import SchedulingError
 from celery.schedules import BaseSchedule
 
-from celery_redlock.beat.due import MILLISECOND, due_between, last_due, next_due
+from celery_redlock.beat.due import MILLISECOND, due_between, next_due
 from celery_redlock.beat.entries import for_slot, overlap_of, places_of_run, with_arguments
-from celery_redlock.beat.slot_records import Claim, Claimed, LastSlot, Slots, SlotState
+from celery_redlock.beat.missed import SHORTEST_CATCH_UP, Missed, in_time
+from celery_redlock.beat.slot_records import Claim, Slots
+from celery_redlock.beat.slot_votes import Claimed, LastSlot, SlotState
 from celery_redlock.beat.term import Term, majority_holder
 from celery_redlock.errors import ConfigurationError, DuplicateTask
 from celery_redlock.events import SlotPublished, SlotSkipped
@@ -37,7 +38,7 @@ from celery_redlock.task.base import takes_lock
 from celery_redlock.task.messages.slot import Slot
 from celery_redlock.task.naming.task_lock import lock_of
 
-__all__ = ["NotYet", "SlotPublisher", "TermOver", "in_time"]
+__all__ = ["NotYet", "SlotPublisher", "TermOver"]
 
 logger = get_logger(__name__)
 
@@ -45,8 +46,6 @@ logger = get_logger(__name__)
 SHORTEST_KEEP, LONGEST_KEEP = timedelta(days=1), timedelta(days=800)
 #: How much earlier than the slot a scheduler may find its entry due: the sun is not that exact.
 EARLY = timedelta(seconds=2)
-#: How old slots are published without a deadline, at least [s]; or so many takeovers.
-SHORTEST_CATCH_UP, TAKEOVERS = 60.0, 2
 #: How many slots of an entry are made up for before others have their turn.
 AT_ONCE = 100
 #: In the place of a result.
@@ -57,8 +56,6 @@ LONGEST_PAUSE = 8.0
 PATIENCE = 5.0
 #: When to look whether another one has published a slot that is claimed [s].
 SOON = 0.25
-#: How long a takeover may take beyond the lease [s].
-TAKEOVER = 2.0
 
 
 class TermOver(Exception):
@@ -75,56 +72,6 @@ class NotYet(Exception):
     def __init__(self, after: float) -> None:
         super().__init__(after)
         self.after = after
-
-
-@dataclass(frozen=True)
-class Missed:
-    """
-    Slots of an entry that were not published yet.
-
-    Attributes:
-        due: Those to publish, in order.
-        dropped: The newest of those that are too old, None if there are none.
-    """
-
-    due: list[datetime]
-    dropped: datetime | None
-
-
-def in_time(
-    plan: BaseSchedule, last: datetime | None, now: datetime, deadline: float | None, ttl: float
-) -> Missed:
-    """
-    Return the slots of a schedule that are to be published.
-
-    Args:
-        plan: The schedule.
-        last: Its last slot that was published, None if nobody knows of any.
-        now: The time, aware.
-        deadline: How old a slot may be [s]; None for the newest of any age, as Celery has it, and
-            for all those that fell due while another leader may have been elected.
-        ttl: Of the leadership [s].
-    """
-    allowed = deadline
-    if allowed is None:
-        allowed = max(SHORTEST_CATCH_UP, TAKEOVERS * (ttl + TAKEOVER))
-    oldest = now - timedelta(seconds=allowed)
-    if last is None:
-        newest = last_due(plan, now)
-        if newest is None or (deadline is not None and newest < oldest):
-            return Missed([], newest)
-        return Missed([newest], None)
-    due = due_between(plan, max(last, oldest - MILLISECOND), now)
-    if due and (last >= oldest - MILLISECOND or next_due(plan, last) == due[0]):
-        return Missed(due, None)  # a look further back may be long
-    if not due and deadline is None:
-        due = newer_than(last, last_due(plan, now))
-    dropped = newer_than(last, last_due(plan, due[0] - MILLISECOND if due else now))
-    return Missed(due, dropped[0] if dropped else None)
-
-
-def newer_than(last: datetime, due: datetime | None) -> list[datetime]:
-    return [due] if due is not None and due > last else []
 
 
 class SlotPublisher:
