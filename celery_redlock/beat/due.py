@@ -14,7 +14,7 @@ from typing import Any
 
 from celery.schedules import crontab, schedule, solar
 
-__all__ = ["due_between", "interval_of", "last_due", "next_due"]
+__all__ = ["due_between", "interval_of", "last_due", "left_on_grid", "next_due", "twin_of"]
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 DAY = timedelta(days=1)
@@ -87,6 +87,14 @@ def last_on_grid(plan: Any, every: timedelta, until: datetime) -> datetime:
     ]
     on_time = [moment for moment in found if moment <= until]
     return max(on_time, default=(points[0] - every).replace(tzinfo=zone).astimezone(timezone.utc))
+
+
+def left_on_grid(plan: Any, now: datetime) -> float | None:
+    """Return the time to the next slot of a plain interval schedule [s]; None for any other."""
+    every = interval_of(plan)
+    if every is None:
+        return None
+    return (last_on_grid(plan, every, now) + every - now).total_seconds()
 
 
 def on_grid(wall: datetime, every: timedelta) -> datetime:

@@ -28,8 +28,9 @@ __all__ = [
     "overlap_of",
     "places_of_run",
     "ran_last",
+    "recall",
     "reserve",
-    "set_last_run",
+    "with_arguments",
 ]
 
 
@@ -103,6 +104,17 @@ def ran_last(entry: Any) -> datetime | None:
     if last is None or last.tzinfo is not None:
         return last  # type: ignore[no-any-return]
     return last.replace(tzinfo=timezone.utc)  # type: ignore[no-any-return]
+
+
+def recall(entry: Any, last: datetime | None) -> None:
+    """Let *entry* know when it ran *last*, whoever published it; None if nobody knows."""
+    last = last or ran_last(entry)
+    if last is None:
+        return
+    if interval_of(entry.schedule) is not None:
+        last = last_due(entry.schedule, last)
+    if last is not None and last != ran_last(entry):
+        set_last_run(entry, last)
 
 
 def set_last_run(entry: Any, moment: datetime) -> None:

@@ -11,6 +11,7 @@ waits, and logs that.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from celery.utils.imports import load_extension_class_names
@@ -206,9 +207,10 @@ def check_entries(app: Any) -> None:
     for name, fields in app.conf.beat_schedule.items():
         if not isinstance(fields, dict):
             continue
-        entry = _Declared(name, fields)
+        options = fields.get("options") or {}
+        entry = SimpleNamespace(name=name, task=fields.get("task"), options=options)
         word = overlap_of(entry, app)
-        declared = (entry.options or {}).get("overlap")
+        declared = options.get("overlap")
         task = app.tasks.get(entry.task)
         if declared is None or word == "allow" or takes_lock(task):
             continue
@@ -219,12 +221,3 @@ def check_entries(app: Any) -> None:
             "it), or leave overlap out"
         )
         raise ConfigurationError(msg)
-
-
-class _Declared:
-    """An entry of ``beat_schedule`` as it is written down."""
-
-    def __init__(self, name: str, fields: dict[str, Any]) -> None:
-        self.name = name
-        self.task = fields.get("task")
-        self.options = fields.get("options") or {}

@@ -144,11 +144,11 @@ class SlotPublisher:
         if len(missed.due) > AT_ONCE:
             raise NotYet(0.0)
         if not missed.due and missed.dropped is None:
-            self._wait_for_the_sun(entry, now)
+            self._wait_if_early(entry, now)
         return result
 
-    def _wait_for_the_sun(self, entry: Any, now: datetime) -> None:
-        """Retry an entry in time that its scheduler found due a moment early."""
+    def _wait_if_early(self, entry: Any, now: datetime) -> None:
+        """Raise `NotYet` for an entry that its scheduler found due a moment too early."""
         coming = due_between(entry.schedule, now, now + EARLY)
         if coming:
             raise NotYet((coming[0] - now).total_seconds())
@@ -191,7 +191,9 @@ class SlotPublisher:
                 self._sent[entry.name] = due
                 with defer_signals(max_wait=PATIENCE), warned_if_slow(entry.name):
                     result = sent(send, for_slot(entry, slot, task_id))
-                if result is REFUSED or (is_duplicate(result) and result.id != task_id):
+                if result is REFUSED or (
+                    getattr(result, "duplicate", False) and result.id != task_id
+                ):
                     cause = "overlap" if slot.is_buffered else "duplicate"
             self._slots.settle(claim)
             self._last[entry.name] = due
@@ -268,10 +270,6 @@ def sent(send: Callable[[Any], Any], ready: Any) -> Any:
 def knows_copies(task: Any) -> bool:
     """Whether a second message of a run of *task* ends without running."""
     return takes_lock(task) and lock_of(task).options.dedup_ttl > 0
-
-
-def is_duplicate(result: Any) -> bool:
-    return bool(getattr(result, "duplicate", False))
 
 
 def settled(found: LastSlot | None) -> datetime | None:
