@@ -27,8 +27,8 @@ from celery_redlock.task.execution import calls
 from celery_redlock.task.naming import task_lock
 from celery_redlock.task.naming.task_lock import lock_of
 from celery_redlock.task.options import METHODS, OPTIONS
-from celery_redlock.task.publish.publish import carried
 from celery_redlock.task.publish.result import UniqueResult
+from celery_redlock.task.publish.trigger import carried
 from celery_redlock.task.worker.start_steps import CheckLocks
 from celery_redlock.testing import locks_disabled, memory_quorum
 
