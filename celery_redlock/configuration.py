@@ -23,8 +23,9 @@ def redlock_conf(app: Any) -> dict[str, Any]:
         except KeyError:
             if name.removeprefix(PREFIX) not in KNOWN:
                 continue  # another package's setting in a shared file
-            msg = f"{key} is not read by Celery under this name; write {spelling(app, name)}"
-            raise ConfigurationError(msg) from None
+            raise ConfigurationError(
+                f"{key} is not read by Celery under this name; write {spelling(app, name)}"
+            ) from None
     return conf
 
 

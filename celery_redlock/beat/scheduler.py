@@ -188,11 +188,10 @@ def scheduler_class(named: Any) -> Any:
         found = symbol_by_name(named, aliases=aliases)
     except (ImportError, AttributeError, ValueError) as error:
         known = ", ".join(sorted(aliases))
-        msg = (
+        raise ConfigurationError(
             f"redlock_beat_scheduler = {named!r} cannot be imported ({error}); it is a class, "
             f"'package.module:Class', or one of {known or 'no installed names'}"
-        )
-        raise ConfigurationError(msg) from error
+        ) from error
     missing = [name for name in WRAPPED if not hasattr(found, name)]
     if not isinstance(found, type) or missing:
         msg = f"redlock_beat_scheduler = {named!r} is not a subclass of celery.beat.Scheduler" + (
@@ -215,9 +214,8 @@ def check_entries(app: Any) -> None:
         if declared is None or word == "allow" or takes_lock(task):
             continue
         which = "is not known to beat" if task is None else "is no RedlockTask"
-        msg = (
+        raise ConfigurationError(
             f"beat_schedule[{name!r}]: overlap={word!r} needs a task whose lock shows that it "
             f"runs, but {entry.task!r} {which}; give it base=RedlockTask (and have beat import "
             "it), or leave overlap out"
         )
-        raise ConfigurationError(msg)

@@ -254,11 +254,10 @@ def check_headers(names: Iterable[str]) -> None:
     """Raise ConfigurationError if one of *names* is no header of the user's to Celery."""
     taken = sorted(CELERYS.intersection(names))
     if taken:
-        msg = (
+        raise ConfigurationError(
             f"redlock_key_headers: {taken[0]!r} is what Celery calls something of its own in a "
             "message, so that no worker sees the header; give it another name"
         )
-        raise ConfigurationError(msg)
 
 
 get_logger(TRACER).addFilter(shorten)

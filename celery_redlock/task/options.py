@@ -66,8 +66,9 @@ def one_of_words(*words: str) -> Callable[[str, object], str]:
 def unique_time(where: str, value: Any) -> float:
     seconds = positive(where, value)
     if seconds > LONGEST_UNIQUE_FOR:
-        msg = f"{where} must be at most {LONGEST_UNIQUE_FOR:g} s, a year; got {value!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(
+            f"{where} must be at most {LONGEST_UNIQUE_FOR:g} s, a year; got {value!r}"
+        )
     return seconds
 
 
@@ -78,11 +79,10 @@ def limit_of(where: str, value: Any) -> tuple[int, ...]:
     limits = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     for one in limits or (None,):
         if type(one) is not int or not 1 <= one <= MOST_PLACES:
-            msg = (
+            raise ConfigurationError(
                 f"{where} must be a whole number from 1 to {MOST_PLACES}, or one for each name "
                 f"that lock_key makes, got {value!r}"
             )
-            raise ConfigurationError(msg)
     return limits
 
 
@@ -179,11 +179,10 @@ class LockOptions:
             report_prefix(rules.prefix)
         min_hold = valid("min_hold")
         if min_hold > rules.max_ttl:
-            msg = (
+            raise ConfigurationError(
                 f"{task.name}: min_hold must be at most redlock_max_ttl ({rules.max_ttl:g} s), "
                 f"got {min_hold:g}"
             )
-            raise ConfigurationError(msg)
         return cls(
             ttl=rules.check_ttl(valid("lock_ttl"), f"{task.name}: lock_ttl"),
             wait=valid("lock_wait"),
@@ -222,42 +221,37 @@ def check_several(task: Any) -> None:
     names = len(key) if isinstance(key, (tuple, list)) else 1
     limits = len(limit) if isinstance(limit, (tuple, list)) else 1
     if limits not in {1, names}:
-        msg = (
+        raise ConfigurationError(
             f"{task.name}: lock_limit={limit!r} has {limits} numbers and lock_key={key!r} makes "
             f"{names} names; give one number for each name, or one for all"
         )
-        raise ConfigurationError(msg)
     if names > 1 and task.unique_until is not None:
-        msg = (
+        raise ConfigurationError(
             f"{task.name}: unique_until={task.unique_until!r} reserves one name, and "
             f"lock_key={key!r} makes {names}; drop unique_until, or give one template"
         )
-        raise ConfigurationError(msg)
 
 
 def check_unique(task: Any) -> None:
     if task.unique_until == "expired" and task.unique_for is None:
-        msg = (
+        raise ConfigurationError(
             f"{task.name}: unique_until='expired' needs unique_for, the window in seconds in which "
             "the task is published at most once, e.g. unique_for=60"
         )
-        raise ConfigurationError(msg)
     if task.unique_until is not None:
         if task.lock_limit != 1:
-            msg = (
+            raise ConfigurationError(
                 f"{task.name}: lock_limit={task.lock_limit!r} lets several run at once, and "
                 f"unique_until={task.unique_until!r} lets one be queued or run; drop one of them"
             )
-            raise ConfigurationError(msg)
         return
     for option, unset in (("unique_for", None), ("on_duplicate", "join")):
         value = getattr(task, option)
         if value != unset:
-            msg = (
+            raise ConfigurationError(
                 f"{task.name}: {option}={value!r} has no effect without unique_until; set that to "
                 f"one of {', '.join(map(repr, UNIQUE_UNTIL))}"
             )
-            raise ConfigurationError(msg)
 
 
 def check_backend(task: Any) -> None:
@@ -265,12 +259,11 @@ def check_backend(task: Any) -> None:
     named = str(task.app.conf.result_backend or "")
     is_private = named.startswith("rpc") or "celery.backends.rpc" in named
     if is_private and task.unique_until is not None and task.on_duplicate != "fail":
-        msg = (
+        raise ConfigurationError(
             f"{task.name}: on_duplicate={task.on_duplicate!r} needs a result backend that all can "
             "read, and result_backend='rpc://' keeps each result for the process that published "
             "the task; use another backend (Redis, a database), or on_duplicate='fail'"
         )
-        raise ConfigurationError(msg)
 
 
 def declared(task: Any, base: type) -> dict[str, Any]:
@@ -291,11 +284,11 @@ def check_spelling(task: str, attribute: str, value: object) -> None:
         return
     near = nearest_option(attribute, 0.85)
     if near is not None:
-        msg = f"{task}: unknown option {attribute}; did you mean {near}?"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{task}: unknown option {attribute}; did you mean {near}?")
     if attribute.startswith(("lock_", PREFIX)) and not callable(value):
-        msg = f"{task}: unknown option {attribute}; known are {', '.join(OPTIONS)}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(
+            f"{task}: unknown option {attribute}; known are {', '.join(OPTIONS)}"
+        )
 
 
 @functools.lru_cache(maxsize=1024)  # a thousand tasks have the same thirty attributes

@@ -34,8 +34,9 @@ def protect(cls: Any, base: type) -> None:
     if theirs is vars(base)["__call__"] or getattr(theirs, "__globals__", None) is globals():
         return  # a function of this file has the lock around it
     if not callable(theirs):
-        msg = f"{cls.name or cls.__qualname__}: __call__ must be a method, got {theirs!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(
+            f"{cls.name or cls.__qualname__}: __call__ must be a method, got {theirs!r}"
+        )
     cls.__call__ = locked(theirs)
 
 
@@ -62,29 +63,28 @@ def check_before(task: str, cls: type, base: type) -> None:
         if attribute == "lock_name":
             check_lock_name(task, vars(cls)[attribute])
         else:
-            msg = f"{task}: {attribute} is what {base.__name__} needs for itself; rename yours"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(
+                f"{task}: {attribute} is what {base.__name__} needs for itself; rename yours"
+            )
 
 
 def check_lock_name(task: str, value: Any) -> None:
     try:
         inspect.signature(value).bind("self", (), {})
     except (TypeError, ValueError):
-        msg = (
+        raise ConfigurationError(
             f"{task}: lock_name is a method (self, args, kwargs) -> str, got {value!r}; "
             "did you mean lock_key?"
-        )
-        raise ConfigurationError(msg) from None
+        ) from None
 
 
 def check_behind(task: str, cls: type, base: type) -> None:
     """Check that nothing in *cls*, which stands behind *base*, is hidden by it."""
     for attribute in filter(vars(cls).__contains__, (*OPTIONS, *METHODS)):
-        msg = (
+        raise ConfigurationError(
             f"{task}: {cls.__qualname__}.{attribute} has no effect behind {base.__name__}, "
             f"which has it too; name {cls.__qualname__} before {base.__name__}"
         )
-        raise ConfigurationError(msg)
 
 
 def check_body(task: Any, base: Any) -> None:
@@ -100,11 +100,10 @@ def check_body(task: Any, base: Any) -> None:
         body = body.__wrapped__  # for autoretry and pydantic; they return what the body does
     for is_of, what in UNBEGUN.items():
         if is_of(body):
-            msg = (
+            raise ConfigurationError(
                 f"{task.name}: its body is {what}, which runs after it has returned, without the "
                 "lock; make it a plain function, which waits for the end, as by asyncio.run()"
             )
-            raise ConfigurationError(msg)
 
 
 def is_celerys(function: Any) -> bool:
@@ -117,19 +116,17 @@ def check_request(task: Any, base: Any) -> None:
     """Check that executions of *task* come to us, and a worker can release for dead children."""
     if task.Strategy != base.Strategy:
         where = next(cls for cls in type(task).__mro__ if "Strategy" in vars(cls))
-        msg = (
+        raise ConfigurationError(
             f"{task.name}: {where.__qualname__}.Strategy runs the task in its own way, past the "
             "lock, as that of celery-batches does"
         )
-        raise ConfigurationError(msg)
     if task.Request == base.Request:
         return  # not looked up where it is unchanged: that imports Celery's worker
     ours, theirs = symbol_by_name(base.Request), symbol_by_name(task.Request)
     if not (inspect.isclass(theirs) and issubclass(theirs, ours)):
         where = next(cls for cls in type(task).__mro__ if "Request" in vars(cls))
-        msg = (
+        raise ConfigurationError(
             f"{task.name}: {where.__qualname__}.Request = {task.Request!r} would not release the "
             f"lock of a process that is killed; derive it from {ours.__module__}."
             f"{ours.__qualname__}"
         )
-        raise ConfigurationError(msg)

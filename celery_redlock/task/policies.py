@@ -83,15 +83,15 @@ class Reschedule:
         object.__setattr__(self, "cap", in_seconds("Reschedule(cap=...)", cap))
         object.__setattr__(self, "max_reschedules", max_reschedules)
         if not 0 < self.base <= self.cap:
-            msg = f"Reschedule: 0 < base <= cap must hold, got base={base!r}, cap={cap!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(
+                f"Reschedule: 0 < base <= cap must hold, got base={base!r}, cap={cap!r}"
+            )
         limit = max_reschedules
         if limit is not None and (type(limit) is not int or limit < 0):
-            msg = (
+            raise ConfigurationError(
                 "Reschedule(max_reschedules=...) must be a whole number >= 0 or None, "
                 f"got {limit!r}"
             )
-            raise ConfigurationError(msg)
 
     def countdown(
         self, times: int, longest: float, chance: Callable[[float, float], float] = jitter
@@ -129,8 +129,9 @@ class Queue:
     def __post_init__(self) -> None:
         most = self.max_waiting
         if most is not None and (type(most) is not int or most < 1):
-            msg = f"Queue(max_waiting=...) must be a whole number >= 1 or None, got {most!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(
+                f"Queue(max_waiting=...) must be a whole number >= 1 or None, got {most!r}"
+            )
         one_of("Queue(then=...)", self.then, ("fail", "skip"))
 
     @property
@@ -198,15 +199,13 @@ def policy_of(option: str, value: object) -> Policy:
     if not isinstance(policy, Policy):
         policy = WORDS[one_of(option, policy, tuple(WORDS))]()
     if isinstance(policy, RunUnlocked) and option.endswith("on_conflict"):
-        msg = (
+        raise ConfigurationError(
             f"{option} = 'run_unlocked' would run beside the holder; "
             "it goes with on_unavailable only"
         )
-        raise ConfigurationError(msg)
     if isinstance(policy, Queue) and not option.endswith("on_conflict"):
-        msg = (
+        raise ConfigurationError(
             f"{option} = 'queue' has nobody to wait for where no quorum could decide; it goes with "
             "on_conflict only, use 'reschedule' here"
         )
-        raise ConfigurationError(msg)
     return policy

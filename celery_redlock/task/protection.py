@@ -53,11 +53,10 @@ class ProtectedTasks(WatchedTasks):
         except ConfigurationError as error:
             self.pop(name, None)  # so that its next use says so again
             lock_of(task).is_named = False
-            msg = (
+            raise ConfigurationError(
                 f"{rule.where} cannot protect {name}: {error} (to leave it as it is, put "
                 f"{name!r}: None first)"
-            )
-            raise ConfigurationError(msg) from error
+            ) from error
 
 
 def protect_tasks(app: Any) -> None:
@@ -89,11 +88,10 @@ def check_setting(app: Any) -> None:
         known(setting)
     patterns = getattr(app._tasks, "patterns", None)  # noqa: SLF001
     if conf.get("redlock_protect") != getattr(patterns, "setting", None):
-        msg = (
+        raise ConfigurationError(
             "redlock_protect was set after the tasks of the app had been made, and counts for none "
             "of them; set it with the rest of the configuration, before a worker starts"
         )
-        raise ConfigurationError(msg)
 
 
 def give_class(task: Any, rule: Rule) -> None:
@@ -110,8 +108,9 @@ def give_class(task: Any, rule: Rule) -> None:
     try:
         task.__class__ = types.new_class(theirs.__name__, bases, exec_body=lambda n: n.update(body))
     except Exception as error:  # a metaclass or __init_subclass__ is anybody's code
-        msg = f"{theirs.__qualname__} cannot be combined with RedlockTask: {error}"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(
+            f"{theirs.__qualname__} cannot be combined with RedlockTask: {error}"
+        ) from error
     lock_of(task).is_named = True
 
 
@@ -119,8 +118,7 @@ def bind(task: Any, app: Any) -> None:
     """Bind *task* to *app* as Celery does, and make sure that this led to us."""
     task.bind(app)
     if lock_of(task).own is None:
-        msg = "a class of it overrides bind() and does not call super().bind()"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("a class of it overrides bind() and does not call super().bind()")
     check_request(task, RedlockTask)
 
 

@@ -79,8 +79,9 @@ def called(choose: Callable[[str], Any], name: str) -> Any:
     try:
         return choose(name)
     except Exception as error:  # anybody's code
-        msg = f"redlock_protect: a callable failed for {name!r}: {error!r}"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(
+            f"redlock_protect: a callable failed for {name!r}: {error!r}"
+        ) from error
 
 
 def matcher_of(pattern: Any) -> Callable[[str], Any]:
@@ -101,8 +102,7 @@ def rule_of(where: str, options: Any) -> Rule | None:
         if option not in OPTIONS:
             near = nearest_option(str(option), 0.6)
             hint = f"did you mean {near}?" if near else f"known are {', '.join(OPTIONS)}"
-            msg = f"{where}: unknown option {option}; {hint}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{where}: unknown option {option}; {hint}")
         if option in CHECKS and value is not None:
             CHECKS[option](f"{where}: {option}", value)
     return Rule(where, options)

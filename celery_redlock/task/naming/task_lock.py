@@ -213,6 +213,5 @@ def wait_until_bound(task: Any) -> None:
     ends = time.monotonic() + BINDING
     while task.app and task.request_stack is None:  # the app binds what no thread has begun to bind
         if time.monotonic() > ends:
-            msg = f"task {task.name!r} was not bound to its app within {BINDING:g} s"
-            raise RuntimeError(msg)
+            raise RuntimeError(f"task {task.name!r} was not bound to its app within {BINDING:g} s")
         time.sleep(0.001)

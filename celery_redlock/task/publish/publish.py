@@ -60,11 +60,10 @@ def publish(
 
 def check_id(task: Any, task_id: str) -> None:
     if cut(task_id) != task_id:
-        msg = (
+        raise ConfigurationError(
             f"{task.name}: task_id has {len(task_id):,} characters; with unique_until it may have "
             f"{LONGEST_STORED:,} bytes at most"
         )
-        raise ConfigurationError(msg)
 
 
 def publish_unique(message: Message, chosen: LockOptions) -> UniqueResult:
