@@ -42,24 +42,6 @@ RULES = (
     "fence",
     "prefix",
 )
-OWN = (
-    "nodes",
-    "username",
-    "password",
-    "mode",
-    "on_conflict",
-    "on_unavailable",
-    "on_lock_lost",
-    "dedup_ttl",
-    "beat_scheduler",
-    "beat_starting_deadline",
-    "beat_name",
-    "observers",
-    "skip_log_level",
-    "web_token",
-    "protect",
-    "key_headers",
-)
 #: Who receives events unless the app says otherwise.
 OBSERVERS = ("logging", "journal", "celery")
 #: Whether locks are enforced, or what they would have refused is only reported.
@@ -69,8 +51,6 @@ OF_REPORTS = ":report"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 #: A secret that a person can still type, and a program cannot guess.
 SHORTEST_WEB_TOKEN = 16
-#: All settings without the prefix.
-KNOWN = tuple(sorted((*RULES, *OWN)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +159,12 @@ class Settings:
 
     def default(self, name: str) -> Any:
         """Return the setting *name*, given without the prefix."""
-        own = {field.name for field in fields(self)}
-        return getattr(self if name in own else self.rules, name)
+        return getattr(self.rules if name in RULES else self, name)
+
+
+OWN = {field.name for field in fields(Settings)} - {"rules", "is_fallback"}
+#: All settings without the prefix.
+KNOWN = tuple(sorted({*RULES, *OWN}))
 
 
 def known(setting: str) -> str:

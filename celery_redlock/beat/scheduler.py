@@ -194,10 +194,10 @@ def scheduler_class(named: Any) -> Any:
         ) from error
     missing = [name for name in WRAPPED if not hasattr(found, name)]
     if not isinstance(found, type) or missing:
-        msg = f"redlock_beat_scheduler = {named!r} is not a subclass of celery.beat.Scheduler" + (
-            f"; it has no {missing[0]}()" if missing else ""
+        lacks = f"; it has no {missing[0]}()" if missing else ""
+        raise ConfigurationError(
+            f"redlock_beat_scheduler = {named!r} is not a subclass of celery.beat.Scheduler{lacks}"
         )
-        raise ConfigurationError(msg)
     return found
 
 

@@ -13,6 +13,7 @@ from celery.utils.log import get_logger
 from celery_redlock.errors import ConfigurationError, LockTaken, QuorumUnavailable
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.plugin import plugin_for
+from celery_redlock.task.declared import check_declared
 from celery_redlock.task.execution.calls import after, call
 from celery_redlock.task.execution.execution import current_lock, running_execution
 from celery_redlock.task.execution.outcome import DeliveryOver, Outcome
@@ -22,7 +23,6 @@ from celery_redlock.task.messages.copies import options_of_copy, way_of_copy
 from celery_redlock.task.messages.delivery import CELERYS
 from celery_redlock.task.naming.shared import check_shared
 from celery_redlock.task.naming.task_lock import lock_of
-from celery_redlock.task.options import check_declared
 from celery_redlock.task.overrides import check_bases, check_body, check_request, protect
 from celery_redlock.task.policies import Policy
 from celery_redlock.task.publish.publish import publish

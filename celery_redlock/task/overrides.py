@@ -15,8 +15,9 @@ from typing import Any
 from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.task.declared import METHODS, classes_before
 from celery_redlock.task.execution.calls import call
-from celery_redlock.task.options import METHODS, OPTIONS, classes_before
+from celery_redlock.task.options import OPTIONS
 
 __all__ = ["check_bases", "check_body", "check_request", "protect"]
 

@@ -22,9 +22,9 @@ from celery_redlock.process.log import get_logger
 from celery_redlock.protect import WatchedTasks, watch_with
 from celery_redlock.settings import known
 from celery_redlock.task.base import RedlockTask, install
+from celery_redlock.task.declared import declared
 from celery_redlock.task.naming.patterns import Patterns, Rule
 from celery_redlock.task.naming.task_lock import lock_of
-from celery_redlock.task.options import declared
 from celery_redlock.task.overrides import check_request
 
 __all__ = ["check_at_start", "protect_tasks"]

@@ -23,10 +23,11 @@ from celery_redlock.lock.held import NotLocked
 from celery_redlock.plugin import Plugin, plugin_for
 from celery_redlock.task import base, overrides
 from celery_redlock.task.base import takes_lock
+from celery_redlock.task.declared import METHODS
 from celery_redlock.task.execution import calls
 from celery_redlock.task.naming import task_lock
 from celery_redlock.task.naming.task_lock import lock_of
-from celery_redlock.task.options import METHODS, OPTIONS
+from celery_redlock.task.options import OPTIONS
 from celery_redlock.task.publish.result import UniqueResult
 from celery_redlock.task.publish.trigger import carried
 from celery_redlock.task.worker.start_steps import CheckLocks

@@ -23,19 +23,11 @@ __all__ = ["Parameters", "Task", "misfit"]
 
 
 class Task(Protocol):
-    """What this package needs to know of a Celery task."""
+    """A Celery task, as far as names depend on it."""
 
-    @property
-    def name(self) -> str:
-        """Registered name."""
-
-    @property
-    def run(self) -> Callable[..., Any]:
-        """The body, bound."""
-
-    @property
-    def app(self) -> Any:
-        """The Celery app."""
+    name: str
+    run: Callable[..., Any]
+    app: Any
 
 
 @dataclass(frozen=True, slots=True)

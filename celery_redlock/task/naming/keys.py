@@ -125,9 +125,6 @@ class LockName:
             ) from None
 
 
-# --- the default: task name and digest ----------------------------------------------
-
-
 def _digest_maker(task: Task, unique_on: Iterable[str] | str | None) -> Maker:
     parameters = Parameters.of_task(task)
     names = sorted(parameters.names if unique_on is None else _chosen(parameters, unique_on))
@@ -183,9 +180,6 @@ def _entry(parameters: Parameters, name: str, value: object) -> str:
         ) from None
 
 
-# --- a template ---------------------------------------------------------------------
-
-
 def _template_maker(task: Task, template: str) -> Maker:
     parameters = Parameters.of_task(task)
     parts = pieces(task.name, template)
@@ -214,9 +208,6 @@ def _template_maker(task: Task, template: str) -> Maker:
     return make
 
 
-# --- several -------------------------------------------------------------------------
-
-
 def _tuple_maker(task: Task, templates: Sequence[object]) -> Maker:
     if not templates or not all(isinstance(one, str) for one in templates):
         raise misfit(task.name, f"lock_key={templates!r} must be templates, one at least")
@@ -228,9 +219,6 @@ def _tuple_maker(task: Task, templates: Sequence[object]) -> Maker:
         return tuple(str(maker(args, kwargs, headers)) for maker in makers)
 
     return make
-
-
-# --- a callable ---------------------------------------------------------------------
 
 
 def _calling_maker(task: Task, lock_key: Callable[..., object]) -> Maker:

@@ -17,7 +17,8 @@ from typing import Any
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.settings import check_options_type, check_protect
-from celery_redlock.task.options import BUILT_IN, CHECKS, OPTIONS, nearest_option
+from celery_redlock.task.declared import nearest_option
+from celery_redlock.task.options import BUILT_IN, CHECKS, OPTIONS
 
 __all__ = ["Patterns", "Rule"]
 

@@ -107,7 +107,7 @@ class NodeWatch:
         self._plugin.speaks_of_nodes = True
         if len(self.seen) < len(self._plugin.locks.labels):
             return  # one was not waited for: the next look shows
-        is_quorate, was_quorate = can_grant(self.seen), self._is_quorate
+        is_quorate, was_quorate = missing_votes(self.seen) <= 0, self._is_quorate
         self._is_quorate = is_quorate
         if is_quorate is was_quorate:
             return
@@ -142,10 +142,6 @@ class NodeWatch:
         elif node.state in ("up", "quarantined") and node.node in self._unfit:
             self._unfit.discard(node.node)
             self._plugin.notify(NodeUp(node.node))
-
-
-def can_grant(nodes: Sequence[NodeStatus]) -> bool:
-    return missing_votes(nodes) <= 0
 
 
 def missing_votes(nodes: Sequence[NodeStatus]) -> int:
