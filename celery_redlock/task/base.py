@@ -37,7 +37,7 @@ __all__ = ["RedlockTask", "install", "takes_lock"]
 WORKER_STEPS = (CheckLocks, NoteDeaths, WatchNodes, FreeResultsLater)
 CONSUMER_STEPS = (
     "celery_redlock.task.worker.discarded:NoteDiscards",
-    "celery_redlock.task.worker.forced_ends:NoteRevokes",
+    "celery_redlock.task.worker.revokes:NoteRevokes",
     "celery_redlock.task.worker.wake_tasks:WakeTasks",
 )
 

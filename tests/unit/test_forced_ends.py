@@ -29,9 +29,10 @@ from celery_redlock.task.messages.delivery import execution_id
 from celery_redlock.task.messages.delivery_info import OWNER, hide, word_in
 from celery_redlock.task.messages.slot import BUFFERED_FOR
 from celery_redlock.task.messages.waiting import Waiting
-from celery_redlock.task.worker import forced_ends, lost_child
-from celery_redlock.task.worker.forced_ends import NoteRevokes, RedlockRequest
+from celery_redlock.task.worker import lost_child, revokes
+from celery_redlock.task.worker.forced_ends import RedlockRequest
 from celery_redlock.task.worker.lost_child import LostChild
+from celery_redlock.task.worker.revokes import NoteRevokes
 from celery_redlock.testing import locks_disabled
 from support.fakes import Drive, Ears, FakeClock, refused
 from support.versions import since
@@ -446,9 +447,9 @@ def test_a_task_that_waits_is_revoked_by_its_stamps_too(app, monkeypatch, stamp)
         app, task, redlock=header, stamps={"tenant": stamp}, stamped_headers=["tenant"]
     )
     request.time_start = None
-    monkeypatch.setitem(forced_ends.revoked_stamps, "tenant", ["eu"])
+    monkeypatch.setitem(revokes.revoked_stamps, "tenant", ["eu"])
     monkeypatch.setattr(RedlockRequest, "leave_queue", lambda self, how: ended.append((self, how)))
-    forced_ends.let_go_of_revoked()
+    revokes.let_go_of_revoked()
     is_meant = "eu" in (stamp or ())
     assert ended == ([(request, Outcome.REVOKED)] if is_meant and stamp != {"eu": 1} else [])
 
@@ -463,7 +464,7 @@ class Consumer:
 def test_a_worker_that_connects_again_goes_on_to_look_for_revokes(app):
     """Up to 5.6 Celery clears the timer when a connection breaks, and then starts these again."""
     declare(app)
-    named = "celery_redlock.task.worker.forced_ends:NoteRevokes"
+    named = "celery_redlock.task.worker.revokes:NoteRevokes"
     assert named in app.steps["consumer"]
     consumer = Consumer(app)
     step = NoteRevokes(consumer)

@@ -11,17 +11,15 @@ from __future__ import annotations
 import functools
 import os
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
-from celery import bootsteps
 from celery.exceptions import InvalidTaskError
 from celery.worker.request import Request
-from celery.worker.state import revoked, revoked_stamps, task_ready
+from celery.worker.state import task_ready
 
 from celery_redlock.plugin import locking, plugin_for
 from celery_redlock.process.log import get_logger
@@ -29,18 +27,17 @@ from celery_redlock.task.execution.outcome import Outcome, outcome_of_loss, reco
 from celery_redlock.task.messages.delivery import Delivery
 from celery_redlock.task.messages.delivery_info import mint_owner, note_queue, note_serializer
 from celery_redlock.task.naming.task_lock import lock_of, names_told
+from celery_redlock.task.worker.broadcasts import broadcast_queue
 from celery_redlock.task.worker.lost_child import LostChild
-from celery_redlock.task.worker.revoked import is_revoked
+from celery_redlock.task.worker.revokes import with_reservation
 from celery_redlock.task.worker.waiting_room import WaitingRoom, WaitingTask, room_of
 
-__all__ = ["NoteRevokes", "RedlockRequest"]
+__all__ = ["RedlockRequest"]
 
 logger = get_logger(__name__)
 
 #: How the parent learns that a child did not end by itself.
 FORCED = (WorkerLostError, TimeLimitExceeded, Terminated, SystemExit, KeyboardInterrupt)
-#: How often a worker looks whether a task that waits in it was revoked [s].
-LOOK_FOR_REVOKES = 0.5
 #: How much of a task id that is none is shown.
 LONGEST_SHOWN = 60
 
@@ -68,7 +65,7 @@ class RedlockRequest(Request):
         note_serializer(self._request_dict, self.message.content_type, self.task.serializer)
         self._delivery = Delivery.of(self.task, self._request_dict, self.hostname)
         if self._delivery.envelope.reservation is not None:
-            _with_reservation.add(self)
+            with_reservation.add(self)
         self._waits_as = None if self._delivery.envelope.waiting is None else self._wait()
 
     def is_owner(self, holder: dict[str, Any]) -> bool:
@@ -250,64 +247,6 @@ def waiting_no_more(execute: Callable[..., Any]) -> Callable[..., Any]:
         return execute(self, pool, **kwargs)
 
     return execute_using_pool
-
-
-#: Deliveries that carry a reservation and have not come to an end.
-_with_reservation: weakref.WeakSet[RedlockRequest] = weakref.WeakSet()
-
-
-def let_go_of_revoked() -> None:
-    """
-    End the reservations of tasks that were revoked and wait in this worker.
-
-    Celery itself looks when their time has come: for one that was rescheduled, or waits behind
-    long ones, that may be in an hour.
-    """
-    if revoked or revoked_stamps:
-        for request in list(_with_reservation):
-            if request.time_start is None and is_revoked(request):
-                request.leave_queue(Outcome.REVOKED)
-
-
-class NoteRevokes(bootsteps.StartStopStep):
-    """
-    Has a worker look whether a task that waits in it was revoked.
-
-    A step of the consumer, as that starts its steps again with each connection to the broker: up
-    to 5.6 Celery clears the worker's timer when one breaks.
-    """
-
-    requires = ("celery.worker.consumer.connection:Connection",)
-    _entry: Any = None
-
-    def start(self, consumer: Any) -> None:
-        app = getattr(consumer, "app", None)
-        if app is not None:
-            _consumers[app] = weakref.ref(consumer)
-        self._entry = consumer.timer.call_repeatedly(LOOK_FOR_REVOKES, let_go_of_revoked)
-
-    def stop(self, consumer: Any) -> None:
-        entry, self._entry = self._entry, None
-        if entry is not None:
-            # A green timer returns the greenlet of the first firing, which is over by then.
-            consumer.timer.cancel(getattr(entry, "entry", entry))
-
-
-#: App -> the consumer of its worker.
-_consumers: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
-
-
-def broadcast_queue(app: Any, message: Any) -> str:
-    """The queue of a fanout exchange that *message* came by, if others can publish to it."""
-    consumer = _consumers.get(app, lambda: None)()
-    if consumer is None or consumer.connection.transport.driver_type != "amqp":
-        return ""
-    tag = (message.delivery_info or {}).get("consumer_tag")
-    tags = getattr(consumer.task_consumer, "_active_tags", {})  # kombu has no public way
-    for queue in consumer.task_consumer.queues if tag else ():
-        if tags.get(queue.name) == tag and getattr(queue.exchange, "type", "") == "fanout":
-            return str(queue.name)
-    return ""
 
 
 def is_forced(error: BaseException) -> bool:

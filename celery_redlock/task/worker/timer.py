@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["ahead_of_others", "find", "take_out"]
+__all__ = ["ahead_of_others", "cancel", "find", "take_out"]
 
 
 def find(timer: Any, request: Any) -> Any:
@@ -23,6 +23,11 @@ def find(timer: Any, request: Any) -> Any:
         if arguments and arguments[0] is request:
             return scheduled
     return None
+
+
+def cancel(timer: Any, repeated: Any) -> None:
+    # A green timer has returned the greenlet of the first firing, which is over by then.
+    timer.cancel(getattr(repeated, "entry", repeated))
 
 
 def take_out(timer: Any, scheduled: Any) -> bool:

@@ -46,7 +46,7 @@ from celery_redlock.task.messages.delivery_info import is_woken, note_woken
 from celery_redlock.task.messages.waiting import Wakes
 from celery_redlock.task.naming.task_lock import lock_of
 from celery_redlock.task.policies import Queue
-from celery_redlock.task.worker.revoked import is_revoked
+from celery_redlock.task.worker.revokes import is_revoked
 from celery_redlock.task.worker.timer import ahead_of_others, find, take_out
 
 __all__ = ["LOOK_EVERY", "WaitingRoom", "WaitingTask", "room_of"]

@@ -9,6 +9,7 @@ from celery import bootsteps
 
 from celery_redlock.plugin import locking
 from celery_redlock.process.log import get_logger
+from celery_redlock.task.worker.timer import cancel
 from celery_redlock.task.worker.waiting_room import LOOK_EVERY, room_of
 
 __all__ = ["WakeTasks"]
@@ -19,7 +20,7 @@ logger = get_logger(__name__)
 class WakeTasks(bootsteps.StartStopStep):
     """A step of the consumer: with each connection the broker delivers all messages anew."""
 
-    requires = ("celery_redlock.task.worker.forced_ends:NoteRevokes",)
+    requires = ("celery_redlock.task.worker.revokes:NoteRevokes",)
     _entry: Any = None
     _bell: tuple[int, int] | None = None
 
@@ -49,8 +50,7 @@ class WakeTasks(bootsteps.StartStopStep):
         entry, self._entry = self._entry, None
         if entry is None:
             return
-        # A green timer returns the greenlet of the first firing, which is over by then.
-        consumer.timer.cancel(getattr(entry, "entry", entry))
+        cancel(consumer.timer, entry)
         room = room_of(consumer.app)
         try:
             room.clear()
