@@ -30,7 +30,8 @@ from celery_redlock.task.naming.task_lock import lock_of, names_told
 from celery_redlock.task.worker.broadcasts import broadcast_queue
 from celery_redlock.task.worker.lost_child import LostChild
 from celery_redlock.task.worker.revokes import with_reservation
-from celery_redlock.task.worker.waiting_room import WaitingRoom, WaitingTask, room_of
+from celery_redlock.task.worker.waiting_room import WaitingRoom, room_of
+from celery_redlock.task.worker.waiting_task import WaitingTask
 
 __all__ = ["RedlockRequest"]
 
