@@ -30,7 +30,6 @@ def redlock_conf(app: Any) -> dict[str, Any]:
 
 
 def spelling(app: Any, setting: str) -> str:
-    """Return *setting* as it is written where *app* reads its configuration."""
     namespace = getattr(app, "namespace", None)
     return f"{namespace}_{setting.upper()}" if namespace else setting
 

@@ -211,12 +211,8 @@ class Plugin:
     def locks_for(self, *, report: bool) -> Redlock:
         return self.reports if report else self.locks
 
-    @property
-    def reservations(self) -> Reservations:
-        return Reservations.on(self.locks)
-
     def reservations_for(self, *, report: bool) -> Reservations:
-        return Reservations.on(self.reports) if report else self.reservations
+        return Reservations.on(self.locks_for(report=report))
 
     @contextlib.contextmanager
     def on_servers(self, servers: Servers) -> Iterator[None]:

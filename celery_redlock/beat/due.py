@@ -156,7 +156,6 @@ def quarter_of(moment: datetime) -> datetime:
 
 
 def changes_clocks(plan: Any, after: datetime, until: datetime) -> bool:
-    """Whether clocks are put forward or back between two dates where *plan* is at home."""
     zone = plan.tz
     return after.astimezone(zone).utcoffset() != until.astimezone(zone).utcoffset()
 

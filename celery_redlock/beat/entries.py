@@ -99,7 +99,6 @@ def current(scheduler: Any, entry: Any) -> Any:
 
 
 def ran_last(entry: Any) -> datetime | None:
-    """When *entry* ran last, by its scheduler, as an aware date."""
     last = entry.last_run_at
     if last is None or last.tzinfo is not None:
         return last  # type: ignore[no-any-return]

@@ -19,13 +19,7 @@ TAKEOVER = 2.0
 
 @dataclass(frozen=True)
 class Missed:
-    """
-    Slots of an entry that were not published yet.
-
-    Attributes:
-        due: Those to publish, in order.
-        dropped: The newest of those that are too old, None if there are none.
-    """
+    """Slots to publish, in order, and the newest of those that are too old."""
 
     due: list[datetime]
     dropped: datetime | None
@@ -35,15 +29,10 @@ def in_time(
     plan: BaseSchedule, last: datetime | None, now: datetime, deadline: float | None, ttl: float
 ) -> Missed:
     """
-    Return the slots of a schedule that are to be published.
+    Return the slots of a schedule that are to be published after *last*, the last one that was.
 
-    Args:
-        plan: The schedule.
-        last: Its last slot that was published, None if nobody knows of any.
-        now: The time, aware.
-        deadline: How old a slot may be [s]; None for the newest of any age, as Celery has it, and
-            for all those that fell due while another leader may have been elected.
-        ttl: Of the leadership [s].
+    *deadline* is how old a slot may be [s]; None for the newest of any age, as Celery has it, and
+    for all those that fell due while another leader may have been elected.
     """
     allowed = deadline
     if allowed is None:

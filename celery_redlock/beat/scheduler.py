@@ -168,7 +168,6 @@ class RedlockScheduler:
 
     @property
     def schedule(self) -> Any:
-        """That of the wrapped scheduler; empty while another leads."""
         return {} if self._active is None else self._active.scheduler.schedule
 
     @property
@@ -182,7 +181,6 @@ class RedlockScheduler:
 
 
 def scheduler_class(named: Any) -> Any:
-    """Raises ConfigurationError: there is no such scheduler, or it is ours."""
     aliases: dict[str, str] = dict(load_extension_class_names(ALIASES))  # type: ignore[arg-type]
     try:
         found = symbol_by_name(named, aliases=aliases)
@@ -202,7 +200,6 @@ def scheduler_class(named: Any) -> Any:
 
 
 def check_entries(app: Any) -> None:
-    """Raise ConfigurationError if an entry of ``beat_schedule`` has impossible options."""
     for name, fields in app.conf.beat_schedule.items():
         if not isinstance(fields, dict):
             continue

@@ -70,7 +70,7 @@ class Claim:
     Attributes:
         entry: Name of the record.
         due: When the slot was due [s, Unix time].
-        token: Proof of who claims it; the same for all claims of one term.
+        token: The same for all claims of one term.
         fence: Of the term; a larger one is newer.
         keep: How long the record is kept [s].
         lock: Name of a lock whose holder is to be reported; None for none.

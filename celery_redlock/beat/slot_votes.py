@@ -54,7 +54,7 @@ class SlotState(enum.Enum):
 
 @dataclass(frozen=True)
 class Claimed:
-    """*holder* is who holds the lock that was asked for, as in `LockTaken.holder`; may be empty."""
+    """*holder* is that of the lock that was asked for, as in `LockTaken.holder`; may be empty."""
 
     state: SlotState
     holder: dict[str, Any] = field(default_factory=dict)
@@ -62,13 +62,7 @@ class Claimed:
 
 @dataclass(frozen=True)
 class LastSlot:
-    """
-    The last slot of an entry that anybody claimed.
-
-    Attributes:
-        due: When it was due [s, Unix time].
-        is_settled: Whether it is certain that it was published, or is never to be.
-    """
+    """The last slot of an entry that anybody claimed [s, Unix time], and whether it is settled."""
 
     due: float
     is_settled: bool
@@ -108,7 +102,6 @@ def locked_for(vote: Vote) -> bytes | None:
 
 
 def state_of(ballot: Ballot) -> SlotState | None:
-    """None if no quorum could decide."""
     if count(ballot, SlotVote.DEPOSED):
         return SlotState.DEPOSED
     if count(ballot, SlotVote.PUBLISHED):

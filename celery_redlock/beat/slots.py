@@ -119,11 +119,8 @@ class SlotPublisher:
         """
         Publish by *send* all slots of *entry* that are due; return the result of the last one.
 
-        Raises:
-            TermOver: We no longer lead.
-            NotYet: There is one that has to be tried again.
-            QuorumUnavailable: No quorum could decide; likewise.
-            Exception: What *send* raised; likewise.
+        Raises TermOver; or NotYet, QuorumUnavailable or an error of *send* for a slot that has to
+        be tried again.
         """
         self.look_up([entry.name])
         now = datetime.now(timezone.utc)
@@ -148,7 +145,6 @@ class SlotPublisher:
         return result
 
     def _wait_if_early(self, entry: Any, now: datetime) -> None:
-        """Raise `NotYet` for an entry that its scheduler found due a moment too early."""
         coming = due_between(entry.schedule, now, now + EARLY)
         if coming:
             raise NotYet((coming[0] - now).total_seconds())
@@ -237,7 +233,6 @@ class SlotPublisher:
         return "overlap" if slot.is_run_of_entry(claimed.holder) else None
 
     def _goes_on(self, slot: Slot, places: Sequence[str]) -> bool:
-        """Return whether the run of an earlier slot has one of *places*; a round if there are."""
         views = self._plugin.locks.inspect_all(places) if places else []
         return any(slot.is_run_of_entry(majority_holder(of_place)) for of_place in views)
 

@@ -43,14 +43,7 @@ AFTER_FAILURE = 4.0, 6.0
 
 @dataclass(frozen=True)
 class StandBy:
-    """
-    Another scheduler leads, or nobody can.
-
-    Attributes:
-        until: When to bid [s, `clock.now`].
-        why: In plain words.
-        is_led: Whether somebody leads.
-    """
+    """Another scheduler leads, or nobody can: bid again at *until* [s, `clock.now`]."""
 
     until: float
     why: str

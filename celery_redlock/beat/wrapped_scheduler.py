@@ -52,10 +52,8 @@ class Owed:
     An entry with slots that have to be tried again.
 
     Attributes:
-        send: Publishes an entry, given it and *options*.
         at: When to try again [s, `clock.now`].
         moves_on: Whether the entry is to be moved on once they are published.
-        failures: How often it has failed.
     """
 
     entry: Any
@@ -133,7 +131,6 @@ class WrappedScheduler:
             raise TermOver(reason)
 
     def _pay(self) -> None:
-        """Publish again what failed and is due."""
         for name, owed in list(self._owed.items()):
             if owed.at > clock.now() or self._over:
                 continue

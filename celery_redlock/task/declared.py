@@ -75,7 +75,6 @@ def declared(task: Any, base: type) -> dict[str, Any]:
 
 
 def classes_before(task: Any, base: type) -> list[type]:
-    """Return the user's classes that *task* is made of and that stand before *base*."""
     bases = type(task).__mro__
     # Among them may be one that Celery made of ours for an app.
     return [c for c in bases[: bases.index(base)] if not c.__module__.startswith("celery_redlock.")]

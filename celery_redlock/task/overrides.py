@@ -80,7 +80,6 @@ def check_lock_name(task: str, value: Any) -> None:
 
 
 def check_behind(task: str, cls: type, base: type) -> None:
-    """Check that nothing in *cls*, which stands behind *base*, is hidden by it."""
     for attribute in filter(vars(cls).__contains__, (*OPTIONS, *METHODS)):
         raise ConfigurationError(
             f"{task}: {cls.__qualname__}.{attribute} has no effect behind {base.__name__}, "

@@ -155,10 +155,7 @@ def no_later(
     """
     Return *countdown*, or when the quarantine is over that the task waits for if that is sooner.
 
-    Args:
-        countdown: When to try again [whole s].
-        ends: When asking again may help, as in `QuorumUnavailable.retry_after`; None if unknown.
-        chance: Draws a number between two bounds.
+    *ends* is when asking again may help, as in `QuorumUnavailable.retry_after`; None if unknown.
     """
     if ends is None:
         return countdown
@@ -169,7 +166,7 @@ Policy = Skip | Fail | Retry | Reschedule | Queue | RunUnlocked
 
 
 def no_branch_for(policy: NoReturn) -> NoReturn:
-    """End a match over all policies; a type checker says where one of them has no branch."""
+    """End a match over all policies; a type checker finds the one that has no branch."""
     raise AssertionError(f"no branch for {policy!r}")
 
 
@@ -185,15 +182,10 @@ WORDS: dict[str, Callable[[], Policy]] = {
 
 def policy_of(option: str, value: object) -> Policy:
     """
-    Return the policy that *value* stands for.
+    Return the policy that *value* stands for: a policy, its class, or one of the words.
 
-    Args:
-        option: Name of the option, for the error; ends in ``on_conflict`` or ``on_unavailable``.
-        value: A policy, its class, or one of the words.
-
-    Raises:
-        ConfigurationError: It is none, or `RunUnlocked` where somebody holds the lock, or `Queue`
-            where nobody may.
+    Raises ConfigurationError: it is none, or `RunUnlocked` where somebody holds the lock, or
+    `Queue` where nobody may.
     """
     policy = value() if isinstance(value, type) and value in WORDS.values() else value
     if not isinstance(policy, Policy):

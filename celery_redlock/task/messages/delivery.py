@@ -91,7 +91,6 @@ class Delivery:
 
     @property
     def headers(self) -> dict[str, Any]:
-        """The headers that its publisher gave it."""
         # What Celery does not know of a message is a header; those of eager calls are nested.
         nested = self.fields.get("headers")
         given = dict(nested) if isinstance(nested, dict) else {}

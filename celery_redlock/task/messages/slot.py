@@ -24,14 +24,7 @@ BUFFERED_FOR = 300.0
 
 @dataclass(frozen=True)
 class Slot:
-    """
-    A moment at which an entry of a schedule is due.
-
-    Attributes:
-        entry: Name of the entry.
-        due: When [s, Unix time, whole milliseconds].
-        overlap: One of `OVERLAP`.
-    """
+    """A moment [s, Unix time, whole milliseconds] at which an entry of a schedule is due."""
 
     entry: str
     due: float
@@ -39,7 +32,6 @@ class Slot:
 
     @classmethod
     def of(cls, parts: Any) -> Slot | None:
-        """Parse what a message carries; None if absent or malformed."""
         if not (isinstance(parts, (list, tuple)) and len(parts) == 3):  # noqa: PLR2004
             return None
         if not all(isinstance(part, str) for part in parts):

@@ -53,7 +53,6 @@ class Waiting:
         name: Of the lock; shortened if it is long.
         since: When the lock was first refused [s, Unix time].
         times: How often it was refused by now [>= 1].
-        wakes_it: What wakes it.
     """
 
     name: str
@@ -78,7 +77,6 @@ class Waiting:
 
     @classmethod
     def of(cls, value: Any) -> Self | None:
-        """Parse what a message says; None if absent or malformed."""
         if type(value) is not dict:
             return None
         name: Any = value.get("name")

@@ -121,7 +121,6 @@ class Parameters:
 
 
 def misfit(task: str, what: str) -> ConfigurationError:
-    """What the author of *task* wrote wrongly, as an error."""
     return ConfigurationError(f"Task {task!r}: {what}")
 
 

@@ -88,7 +88,6 @@ def plain(value: object) -> Plain:
 
 
 def json_key(key: object) -> str:
-    """The JSON text that a dict's *key* becomes: every key is a string there."""
     if isinstance(key, str):
         return _json(key)
     if isinstance(key, _SCALARS):

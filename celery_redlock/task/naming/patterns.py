@@ -86,7 +86,6 @@ def called(choose: Callable[[str], Any], name: str) -> Any:
 
 
 def matcher_of(pattern: Any) -> Callable[[str], Any]:
-    """As in Celery's ``task_routes``."""
     if isinstance(pattern, str) and WILDCARDS.isdisjoint(pattern):
         return pattern.__eq__
     if isinstance(pattern, str):

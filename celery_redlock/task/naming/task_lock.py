@@ -114,7 +114,6 @@ class TaskLock:
     def names(
         self, args: Any, kwargs: Any, headers: Mapping[str, Any] = NO_HEADERS
     ) -> tuple[str, ...]:
-        """Return the lock names of a call, unless the task has a ``lock_name`` of the user's."""
         name = self._known_name
         if name.is_default and headers:
             wanted = self.plugin.key_headers

@@ -39,7 +39,6 @@ class Field:
         text: As written, without braces and format spec.
         root: The argument it starts from.
         steps: ``(attribute, "")`` or ``("", item)``, from the argument inwards.
-        spec: Format spec, as after the colon.
     """
 
     text: str

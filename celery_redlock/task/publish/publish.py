@@ -70,7 +70,7 @@ def publish_unique(message: Message, chosen: LockOptions) -> UniqueResult:
     name = message.names()[0]
     trigger = trigger_of(message, name, chosen)
     try:
-        found = plugin_for(message.task.app).reservations.reserve(trigger)
+        found = plugin_for(message.task.app).reservations_for(report=False).reserve(trigger)
     except QuorumUnavailable:
         if isinstance(chosen.on_unavailable, Fail):
             raise
@@ -95,14 +95,13 @@ def send_reserved(
         delay = delay_behind(before, message.options, chosen)
         result = message.send(Reservation(name, reserved.token, until), **delay)
     except BaseException:  # not published, or nobody knows: a second message at the worst
-        plugin_for(app).reservations.end(name, reserved.token, OVER)
+        plugin_for(app).reservations_for(report=False).end(name, reserved.token, OVER)
         raise
     holder_id = before.get("task_id") if is_duplicate else None
     return unique(result, lock_name=name, duplicate=is_duplicate, holder_id=holder_id)
 
 
 def join(message: Message, name: str, chosen: LockOptions, found: Duplicate) -> UniqueResult:
-    """Return the result of the task that has the name, or raise DuplicateTask, by its options."""
     task, event = message.task, duplicate_of(message, name, chosen, found.holder, found.merged)
     plugin_for(task.app).notify(event)
     if chosen.on_duplicate == "fail":

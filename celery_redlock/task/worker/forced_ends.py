@@ -79,7 +79,6 @@ class RedlockRequest(Request):
         return names_told(self.task, self.args, self.kwargs, delivery.headers, told)
 
     def _wait(self) -> WaitingTask | None:
-        """Have this woken when its lock is free; None if nothing wakes it."""
         if self.eta is None or locking.disabled or self._is_of_another_worker:
             return None
         try:
@@ -97,9 +96,6 @@ class RedlockRequest(Request):
 
     def wait_no_more(self) -> None:
         self._out_of_room(WaitingRoom.leave)
-
-    def _withdraw(self) -> None:
-        self._out_of_room(WaitingRoom.withdraw)
 
     def _out_of_room(self, go: Callable[[WaitingRoom, WaitingTask], object]) -> None:
         if self._waits_as is not None:
@@ -180,7 +176,7 @@ class RedlockRequest(Request):
         is_revoked = bool(super().revoked())
         if is_revoked:
             self.leave_queue(Outcome.REVOKED)
-            self._withdraw()
+            self._out_of_room(WaitingRoom.withdraw)
         return is_revoked
 
     # -- what is done about it --------------------------------------------------------

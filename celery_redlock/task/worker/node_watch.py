@@ -99,7 +99,15 @@ class NodeWatch:
             for node in self.seen:
                 self._tell_if_unfit(node)
                 if node.latency is not None and node.clock_offset is not None:
-                    self._plugin.notify(self._measured(node, node.latency, node.clock_offset))
+                    self._plugin.notify(
+                        NodeMeasured(
+                            node.node,
+                            node.latency,
+                            node.clock_offset,
+                            quarantine=node.quarantine if node.state == "quarantined" else 0.0,
+                            leaked=self._leaked.get(node.node),
+                        )
+                    )
             self._sum_up()
 
     def _sum_up(self) -> None:
@@ -128,11 +136,6 @@ class NodeWatch:
         locks = self._plugin.locks
         self._leaks = self._leaks or Leaks(locks.nodes, locks.rules)
         self._leaked |= self._leaks.look({node.node for node in self.seen if node.latency})
-
-    def _measured(self, node: NodeStatus, latency: float, clock_offset: float) -> NodeMeasured:
-        left = node.quarantine if node.state == "quarantined" else 0.0
-        leaked = self._leaked.get(node.node)
-        return NodeMeasured(node.node, latency, clock_offset, quarantine=left, leaked=leaked)
 
     def _tell_if_unfit(self, node: NodeStatus) -> None:
         """Report nodes that answer and do not vote: their connections report nothing."""

@@ -35,14 +35,7 @@ MOST_AT_ONCE = 200
 
 
 class Registration:
-    """
-    Registers on the nodes the tasks of a room that wait.
-
-    Args:
-        plugin: Of the app.
-        waiting: The tasks that are in the room.
-        ring: Has one run after so long [s].
-    """
+    """Registers waiting tasks on the nodes; *ring* has one run after so long [s]."""
 
     def __init__(
         self,
