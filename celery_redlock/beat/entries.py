@@ -117,13 +117,13 @@ def recall(entry: Any, last: datetime | None) -> None:
 
 
 def set_last_run(entry: Any, moment: datetime) -> None:
-    moment = as_kept(entry, moment)
+    moment = in_zone_of(entry, moment)
     entry.last_run_at = moment
     if hasattr(entry, "model"):  # of django-celery-beat, which makes its entries anew from it
         entry.model.last_run_at = moment
 
 
-def as_kept(entry: Any, moment: datetime) -> datetime:
+def in_zone_of(entry: Any, moment: datetime) -> datetime:
     """*moment* in the zone in which *entry* keeps when it ran; before 5.6 that matters."""
     last = entry.last_run_at
     if last is None:
@@ -158,7 +158,7 @@ class _OnGrid:
         entry, cls = self._entry, type(self._entry)
         # RedBeat stores the next instance while it makes it; those of Celery take the date, too.
         if cls.__next__ is cls._next_instance:
-            moment = as_kept(entry, self._moment)
+            moment = in_zone_of(entry, self._moment)
             return entry._next_instance(last_run_at=moment)  # noqa: SLF001
         following = next(entry)
         set_last_run(following, self._moment)

@@ -1,1 +1,1 @@
-"""The lock around a Celery task: the way there is in ``docs/architecture.md``."""
+"""The lock around a Celery task; ``docs/architecture.md`` shows how an execution gets there."""

@@ -48,7 +48,7 @@ OPTIONS = {
 UNIQUE_UNTIL = ("started", "finished", "success", "expired")
 #: What beat does with a slot while the run of an earlier one has not ended.
 OVERLAP = ("skip", "buffer_one", "allow")
-#: How long a reservation stands by itself where the task does not say [s], and at most.
+#: How long a reservation lasts by itself where the task does not say [s], and at most.
 UNIQUE_FOR, LONGEST_UNIQUE_FOR = 3600.0, 366 * 24 * 3600.0
 
 

@@ -1,7 +1,7 @@
 """
-What to do with a task that was not granted its lock, as values.
+Policies for a task that was not granted its lock, as values.
 
-What a policy means in a situation: `celery_redlock.task.execution.plan`. It does nothing itself.
+A policy does nothing itself: `celery_redlock.task.execution.plan` says what it means.
 """
 
 from __future__ import annotations

@@ -63,17 +63,17 @@ def warn_if_forgetful(task: Any, dedup_ttl: float) -> None:
 
 
 def warn_if_results_expire(task: Any, options: LockOptions) -> None:
-    kept = task.app.conf.result_expires
-    kept = kept.total_seconds() if isinstance(kept, timedelta) else kept
+    expires = task.app.conf.result_expires
+    expires = expires.total_seconds() if isinstance(expires, timedelta) else expires
     is_joined = options.unique_until == "expired" and options.on_duplicate == "join"
-    if is_joined and not task.ignore_result and kept and options.unique_for > kept:
+    if is_joined and not task.ignore_result and expires and options.unique_for > expires:
         logger.warning(
             "%s: unique_for (%g s) is longer than result_expires (%g s): a duplicate may join a "
             "task whose result is gone, and its get() then waits without end; raise "
             "result_expires, or use on_duplicate='fail'",
             task.name,
             options.unique_for,
-            kept,
+            expires,
         )
 
 

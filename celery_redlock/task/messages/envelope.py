@@ -77,24 +77,18 @@ class Envelope(NamedTuple):
         return cls(**found)
 
     def header(self, task_id: str) -> dict[str, Any]:
-        fields: dict[str, Any] = {"v": VERSION, "task_id": task_id}
-        if self.publish_id is not None:
-            fields["id"] = self.publish_id
-        if self.previous is not None:
-            fields["previous"] = self.previous
-        if self.reschedules:
-            fields["reschedules"] = self.reschedules
-        if self.reservation is not None:
-            fields["reservation"] = self.reservation.parts
-        if self.slot is not None:
-            fields["slot"] = self.slot.parts
-        if self.waiting is not None:
-            fields["waiting"] = self.waiting.parts
-        if self.worker is not None:
-            fields["worker"] = self.worker
-        if self.names:
-            fields["names"] = list(self.names)
-        return {HEADER: fields}
+        fields = {
+            "id": self.publish_id,
+            "previous": self.previous,
+            "reschedules": self.reschedules or None,
+            "reservation": self.reservation and self.reservation.parts,
+            "slot": self.slot and self.slot.parts,
+            "waiting": self.waiting and self.waiting.parts,
+            "worker": self.worker,
+            "names": list(self.names) or None,
+        }
+        said = {field: value for field, value in fields.items() if value is not None}
+        return {HEADER: {"v": VERSION, "task_id": task_id, **said}}
 
 
 NOTHING = Envelope()

@@ -17,7 +17,7 @@ __all__ = ["Slot"]
 WELL_FORMED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00")
 LONGEST_ENTRY = 200
 LONGEST_NAME = 100_000
-#: How long the reservation of a run that waits stands by itself [s]. If its message outlives that,
+#: How long the reservation of a run that waits lasts by itself [s]. If its message outlives that,
 #: a second one may be published; if it was never published, the next one is after so long.
 BUFFERED_FOR = 300.0
 
@@ -60,8 +60,8 @@ class Slot:
         return {"slot": [self.entry[:LONGEST_ENTRY], self.due]}
 
     def is_run_of_entry(self, holder: Mapping[str, Any]) -> bool:
-        told = holder.get("slot")
-        return isinstance(told, list) and told[:1] == [self.entry[:LONGEST_ENTRY]]
+        slot = holder.get("slot")
+        return isinstance(slot, list) and slot[:1] == [self.entry[:LONGEST_ENTRY]]
 
     def task_id(self, beat: str) -> str:
         """The same wherever it is published by schedulers of *beat*."""

@@ -76,10 +76,10 @@ class Parameters:
             return
         near = get_close_matches(name, self.names, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        told = ", ".join(self.names) or "none"
+        names = ", ".join(self.names) or "none"
         raise misfit(
             self.task,
-            f"{option} names {name!r}, which is no parameter; {hint}parameters: {told}",
+            f"{option} names {name!r}, which is no parameter; {hint}parameters: {names}",
         )
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -169,27 +169,27 @@ def names_of_call(
 
 
 def names_told(
-    task: Any, args: Any, kwargs: Any, headers: Mapping[str, Any], told: tuple[str, ...]
+    task: Any, args: Any, kwargs: Any, headers: Mapping[str, Any], sent: tuple[str, ...]
 ) -> tuple[str, ...]:
     """
     Return the names of which a call may hold the locks, where it cannot be asked.
 
-    Those that its arguments make here, and those that its publisher has *told*: code of the user's
+    Those that its arguments make here, and those that its publisher has *sent*: code of the user's
     may see something else there, like a context variable. Raises LockKeyError if there are none.
     """
     try:
         names = names_of(task, args, kwargs, headers)
     except Exception:
-        if not told:
+        if not sent:
             raise
         names = ()
     known = set(map(shorten, names))
-    return (*names, *(name for name in told if name not in known))
+    return (*names, *(name for name in sent if name not in known))
 
 
 def places_of(task: Any, names: Sequence[str]) -> list[tuple[str, int]]:
     options = lock_of(task).options
-    fits = len(options.limit) in (1, len(names))  # or some are told, and it is not known which
+    fits = len(options.limit) in (1, len(names))  # or some were sent, and it is not known which
     limits = options.limits(names) if fits else dict.fromkeys(names, max(options.limit))
     return [
         (place_name(name, place), place) for name, limit in limits.items() for place in range(limit)
@@ -198,9 +198,9 @@ def places_of(task: Any, names: Sequence[str]) -> list[tuple[str, int]]:
 
 def lock_of(task: Any) -> TaskLock:
     """The same object for every thread."""
-    kept: dict[str, Any] = task.__dict__
-    found: TaskLock | None = kept.get(KEY)
-    return found or kept.setdefault(KEY, TaskLock(task))
+    attributes: dict[str, Any] = task.__dict__
+    found: TaskLock | None = attributes.get(KEY)
+    return found or attributes.setdefault(KEY, TaskLock(task))
 
 
 def wait_until_bound(task: Any) -> None:

@@ -74,9 +74,8 @@ class RedlockRequest(Request):
 
     @property
     def lock_names(self) -> tuple[str, ...]:
-        delivery = self._delivery
-        told = delivery.envelope.names
-        return names_told(self.task, self.args, self.kwargs, delivery.headers, told)
+        headers, sent = self._delivery.headers, self._delivery.envelope.names
+        return names_told(self.task, self.args, self.kwargs, headers, sent)
 
     def _wait(self) -> WaitingTask | None:
         if self.eta is None or locking.disabled or self._is_of_another_worker:
