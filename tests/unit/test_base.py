@@ -733,7 +733,7 @@ def test_arguments_that_make_no_name_end_the_marker(app, monkeypatch):
         pytest.fail("it ran")
 
     queued = SimpleNamespace(end=lambda name, token, how, **_: ended.append((name, token, how)))
-    monkeypatch.setattr(Plugin, "reservations", queued)
+    monkeypatch.setattr(Plugin, "reservations_for", lambda _, report: queued)
     reservation = ["2026", "a" * 40, "finished"]
     header = {"v": 1, "task_id": "me", "id": "0" * 32, "reservation": reservation}
     task = app.tasks["shop.report"]

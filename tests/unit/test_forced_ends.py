@@ -514,7 +514,7 @@ def test_the_parent_has_the_options_that_the_slot_of_a_message_makes(app, monkey
     """As its child has: a run that waits for the one before it stands for its name no longer."""
     lives = []
     known = SimpleNamespace(end=lambda *_, life, **__: lives.append(life))
-    monkeypatch.setattr(Plugin, "reservations", known)
+    monkeypatch.setattr(Plugin, "reservations_for", lambda _, report: known)
     task = declare(app, acks_late=True, reject_on_worker_lost=True)
     slot = ["nightly", "2026-01-01T00:00:00.000+00:00", "buffer_one"]
     reservation = ["seven", "a" * 40, "finished"]
