@@ -32,8 +32,6 @@ __all__ = ["RedlockScheduler"]
 
 logger = get_logger(__name__)
 
-#: Entry points under which schedulers have short names.
-ALIASES = "celery.beat_schedulers"
 #: What a term needs of the scheduler that is wrapped.
 WRAPPED = ("tick", "apply_async", "reserve", "is_due", "populate_heap", "should_sync", "close")
 
@@ -181,7 +179,7 @@ class RedlockScheduler:
 
 
 def scheduler_class(named: Any) -> Any:
-    aliases: dict[str, str] = dict(load_extension_class_names(ALIASES))  # type: ignore[arg-type]
+    aliases: dict[str, str] = dict(load_extension_class_names("celery.beat_schedulers"))  # type: ignore[arg-type]
     try:
         found = symbol_by_name(named, aliases=aliases)
     except (ImportError, AttributeError, ValueError) as error:

@@ -13,7 +13,7 @@ from typing import Any
 from kombu.serialization import registry  # type: ignore[attr-defined]
 
 from celery_redlock.lock.algorithm.participant import new_owner
-from celery_redlock.task.messages.envelope import hide_header
+from celery_redlock.task.messages.envelope import HEADER
 
 __all__ = [
     "OWNER",
@@ -68,7 +68,18 @@ def is_woken(request: Any) -> bool:
 
 
 def hide(request: Any) -> None:
-    hide_header(request)
+    """
+    Show a body only the headers that its caller gave, and its slot.
+
+    Without the publish id: a body that passes its headers on publishes another execution.
+    """
+    headers = request.headers
+    if type(headers) is dict and HEADER in headers:
+        seen = dict(headers)
+        ours = seen.pop(HEADER)
+        if type(ours) is dict and "slot" in ours:
+            seen[HEADER] = {field: value for field, value in ours.items() if field != "id"}
+        request.headers = seen or None
     if type(request.delivery_info) is dict:
         request.delivery_info.pop(OWNER, None)
         request.delivery_info.pop(WOKEN, None)

@@ -21,9 +21,8 @@ from celery_redlock.task.messages.slot import Slot
 from celery_redlock.task.messages.waiting import Waiting
 from celery_redlock.task.naming.keys import MOST_NAMES
 
-__all__ = ["HEADER", "Envelope", "fresh_publish_id", "hide_header"]
+__all__ = ["HEADER", "Envelope", "fresh_publish_id"]
 
-#: Name of the header.
 HEADER = "redlock"
 VERSION = 1
 #: Most times a policy may reschedule a task; larger numbers are forged.
@@ -96,22 +95,6 @@ NOTHING = Envelope()
 
 def fresh_publish_id() -> str:
     return os.urandom(16).hex()
-
-
-def hide_header(request: Any) -> None:
-    """
-    Show a body only the headers that its caller gave, and its slot.
-
-    Without the publish id: a body that passes its headers on publishes another execution.
-    """
-    headers = request.headers
-    if type(headers) is not dict or HEADER not in headers:
-        return
-    seen = dict(headers)
-    ours = seen.pop(HEADER)
-    if type(ours) is dict and "slot" in ours:
-        seen[HEADER] = {field: value for field, value in ours.items() if field != "id"}
-    request.headers = seen or None
 
 
 def text(pattern: re.Pattern[str]) -> Callable[[Any], str | None]:

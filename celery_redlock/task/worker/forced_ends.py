@@ -39,8 +39,6 @@ logger = get_logger(__name__)
 
 #: How the parent learns that a child did not end by itself.
 FORCED = (WorkerLostError, TimeLimitExceeded, Terminated, SystemExit, KeyboardInterrupt)
-#: How much of a task id that is none is shown.
-LONGEST_SHOWN = 60
 
 
 class RedlockRequest(Request):
@@ -59,7 +57,7 @@ class RedlockRequest(Request):
         if isinstance(self.id, (UUID, int)):  # as some publish it; all that is kept of it is text
             self.id = self._request_dict["id"] = str(self.id)
         if not (isinstance(self.id, str) and self.id):
-            shown = repr(self.id)[:LONGEST_SHOWN]
+            shown = repr(self.id)[:60]
             raise InvalidTaskError(f"task id must be a non-empty string, not {shown}")
         mint_owner(self._request_dict)
         note_queue(self._request_dict, broadcast_queue(self.task.app, self.message))
@@ -194,18 +192,11 @@ class RedlockRequest(Request):
             # A body that was revoked may still run here, and ends the reservation itself.
             is_revoked = self._already_revoked and not comes_again
             self.leave_queue(Outcome.REVOKED if is_revoked else self.outcome)
-        elif self._has_begun and self._cleared_away_for != self.worker_pid and not locking.disabled:
-            self._cleared_away_for = self.worker_pid  # a revoke, and then its end
+        elif self.worker_pid not in (os.getpid(), self._cleared_away_for) and not locking.disabled:
+            # Ours is the id of a task that is put back before it began; the same one comes twice
+            # for a revoke, and then its end.
+            self._cleared_away_for = self.worker_pid
             self.lost_child().clear_away_in_thread()
-
-    @property
-    def _has_begun(self) -> bool:
-        """
-        Whether a child process of this one has begun with the task.
-
-        Of a task that is put back before that, the pool tells our own process id.
-        """
-        return self.worker_pid not in (None, os.getpid())
 
     def lost_child(self) -> LostChild:
         return LostChild(
