@@ -62,12 +62,10 @@ class Settings:
         nodes: URLs or Sentinel services of the lock nodes, with user and password; an odd number.
         rules: The numbers of the lock itself.
         username: For all nodes that have none of their own; None for the default user.
-        password: Likewise; None for none.
         mode: ``"enforce"``, or ``"report"``: every body runs, every message is published, and an
             event says what would have been refused.
-        on_conflict: Policy when another execution holds the key; a word or a policy.
-        on_unavailable: Policy when no quorum could decide; a word or a policy.
-        on_lock_lost: ``"abort"`` or ``"warn"``.
+        on_conflict: Policy, or the word for one, when another execution holds the key.
+        on_unavailable: The same when no quorum could decide.
         dedup_ttl: How long a finished execution is remembered [s, >= 0; 0 is off].
         beat_scheduler: Class or name of the scheduler that `celery_redlock.beat` wraps.
         beat_starting_deadline: How old a slot may be when it is published [s, > 0]; None for the
@@ -76,7 +74,6 @@ class Settings:
             name of the app.
         observers: Who receives events: words (``"logging"``, ``"journal"``, ``"celery"``,
             ``"prometheus"``, ``"otel"``), callables, or names like ``"shop.alerts:page"``.
-        skip_log_level: Level at which ``"logging"`` reports a task that is skipped.
         web_token: What the web page asks for before it releases a lock; None for never.
         protect: Pattern of task names -> options of these tasks, whatever their base; or a callable
             name -> options, or None. What `celery_redlock.task.naming.patterns` makes of it.
