@@ -106,7 +106,6 @@ class Plugin:
 
     @property
     def settings(self) -> Settings:
-        """Read once; raises ConfigurationError, as everything that needs them."""
         if self._settings is None:
             self._conf = self._read_conf()
             conf = self.app.conf
@@ -135,14 +134,11 @@ class Plugin:
 
     def _start_over(self) -> None:
         with _building:
-            locks, self._locks, self._settings = self._locks, None, None
-            self._reports = None
-            observers, self._observers = self._observers or (), None
-        if locks is not None:
-            locks.close()
-        for observer in observers:
-            if hasattr(observer, "close"):
-                observer.close()
+            closing: tuple[Any, ...] = (self._locks, *(self._observers or ()))
+            self._locks = self._reports = self._settings = self._observers = None
+        for one in closing:
+            if hasattr(one, "close"):
+                one.close()
 
     @property
     def observers(self) -> tuple[Observer, ...]:
@@ -234,11 +230,7 @@ class Plugin:
     def install(
         self, check_tasks: Callable[[Any], None], worker: Sequence[Any], consumer: Sequence[Any]
     ) -> None:
-        """
-        Let a worker of this app check everything at its start, and take more steps.
-
-        *check_tasks* raises ConfigurationError; *worker* and *consumer* are steps or their names.
-        """
+        """Let a worker of this app check everything at its start, and take more steps."""
         with _building:
             if self._check_tasks is None:
                 self.app.steps["worker"].update(worker)
@@ -246,7 +238,6 @@ class Plugin:
                 self._check_tasks = check_tasks
 
     def check(self) -> None:
-        """Check settings, options of all tasks, and the nodes; warn of what is risky."""
         settings, _ = self.settings, self.observers
         if self._check_tasks is not None:
             self._check_tasks(self.app)
