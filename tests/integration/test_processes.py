@@ -555,12 +555,12 @@ def test_a_green_worker_that_connects_again_looks_no_more_often(five_nodes, befo
         """
         from importlib import import_module
         from types import SimpleNamespace
-        from celery_redlock.task.worker import forced_ends
+        from celery_redlock.task.worker import revokes
         looks, pool = [], "gevent" if "gevent" in sys.modules else "eventlet"
-        forced_ends.LOOK_FOR_REVOKES = 0.02
-        forced_ends.let_go_of_revoked = lambda: looks.append(1)
+        revokes.LOOK_FOR_REVOKES = 0.02
+        revokes.let_go_of_revoked = lambda: looks.append(1)
         timer = import_module(f"celery.concurrency.{pool}").Timer()
-        step = forced_ends.NoteRevokes(None)
+        step = revokes.NoteRevokes(None)
         for _ in range(3):
             before = len(looks)
             step.start(SimpleNamespace(timer=timer))
