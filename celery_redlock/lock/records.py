@@ -34,6 +34,7 @@ __all__ = [
     "is_short_name",
     "is_text",
     "line_key",
+    "lock_keys",
     "marker_key",
     "ms",
     "object_in",
@@ -45,6 +46,7 @@ __all__ = [
     "shorten",
     "shortened",
     "since_of",
+    "waiters_key",
 ]
 
 TOKEN_LENGTH = 40
@@ -122,6 +124,17 @@ def place_name(name: str, place: int) -> str:
 def line_key(prefix: str, name: str, place: int = 0) -> bytes:
     """Return the Redis key of who waits for a lock; *name* is that of its lock on that *place*."""
     return record_key(prefix, "line", name.removesuffix(f"#{place}") if place else name)
+
+
+def waiters_key(prefix: str, name: str) -> bytes:
+    """Return the Redis key of what a node knows of those who wait for the lock *name*."""
+    return record_key(prefix, "waiters", name)
+
+
+def lock_keys(prefix: str, name: str, limit: int) -> tuple[bytes, ...]:
+    """Return the Redis keys of the places of a lock that has *limit* of them."""
+    places = (place_name(name, place) for place in range(limit))
+    return tuple(record_key(prefix, "lock", place) for place in places)
 
 
 def record_key(prefix: str, kind: str, name: str) -> bytes:

@@ -31,13 +31,13 @@ from celery_redlock.lock.nodes.address import address_of
 from celery_redlock.lock.nodes.link import Gone
 from celery_redlock.lock.nodes.node import Node
 from celery_redlock.lock.nodes.round import Round
-from celery_redlock.lock.records import line_key, marker_key
+from celery_redlock.lock.records import line_key, marker_key, waiters_key
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import requests
 from celery_redlock.lock.scripts.requests import Marker
 from celery_redlock.lock.scripts.votes import VoteKind
-from celery_redlock.lock.waiting.waiting import InLine, leave_request, wait_request, waiters_key
+from celery_redlock.lock.waiting.waiting import InLine, leave_request, wait_request
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.health import check
@@ -573,12 +573,12 @@ def test_that_somebody_waits_survives_a_script_flush_too(contract_node, line):
         wire.send(call(wait_request(RULES, one), None))
         wire.ask(inspect())
         eventually(lambda: wire.node.read() or not wire.node._owed, "end of the queue")
-        assert client.hkeys(waiters_key(RULES, "n")) == [b"c" * 32]
+        assert client.hkeys(waiters_key(RULES.prefix, "n")) == [b"c" * 32]
         client.script_flush()
         wire.send(call(leave_request(RULES, "n", one.who), None))
         wire.ask(inspect())
         eventually(lambda: wire.node.read() or not wire.node._owed, "end of the queue")
-        assert not client.exists(waiters_key(RULES, "n"), line_key("redlock", "n"))
+        assert not client.exists(waiters_key(RULES.prefix, "n"), line_key("redlock", "n"))
 
 
 @pytest.mark.parametrize("verb", [acquire, renew])

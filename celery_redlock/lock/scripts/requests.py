@@ -11,9 +11,9 @@ from celery_redlock.lock.records import (
     encode_info,
     holder_payload,
     line_key,
+    lock_keys,
     marker_key,
     ms,
-    place_name,
     probe_key,
     record_key,
 )
@@ -34,7 +34,6 @@ __all__ = [
     "Request",
     "acquire_request",
     "inspect_request",
-    "lock_keys",
     "mark_request",
     "places_request",
     "probe_request",
@@ -150,12 +149,7 @@ def inspect_request(rules: Rules, name: str) -> Request:
 
 
 def places_request(rules: Rules, name: str, limit: int, execution: str) -> Request:
-    return Request(PLACES, lock_keys(rules, name, limit), (execution.encode(),))
-
-
-def lock_keys(rules: Rules, name: str, limit: int) -> tuple[bytes, ...]:
-    names = (place_name(name, place) for place in range(limit))
-    return tuple(record_key(rules.prefix, "lock", name) for name in names)
+    return Request(PLACES, lock_keys(rules.prefix, name, limit), (execution.encode(),))
 
 
 def probe_request(rules: Rules) -> Request:

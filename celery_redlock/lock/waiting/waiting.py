@@ -26,10 +26,11 @@ from celery_redlock.lock.records import (
     encode_info,
     holder_payload,
     line_key,
-    record_key,
+    lock_keys,
+    waiters_key,
 )
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts.requests import Request, lock_keys
+from celery_redlock.lock.scripts.requests import Request
 from celery_redlock.lock.scripts.scripting import (
     AMOUNT,
     CONSTANTS,
@@ -53,7 +54,6 @@ __all__ = [
     "leave_request",
     "wait_request",
     "waited_for",
-    "waiters_key",
 ]
 
 #: How long a node counts somebody as waiting that it has not heard of again [s]. A message that is
@@ -152,19 +152,15 @@ class InLine:
     asks: bool = False  # whether the nodes are to say how many of these nobody holds
 
 
-def waiters_key(rules: Rules, name: str) -> bytes:
-    return record_key(rules.prefix, "waiters", name)
-
-
 def wait_request(rules: Rules, one: InLine, most: int = 0) -> Request:
     """Record that *one* waits, unless *most* others do already; 0 for any number."""
-    places = lock_keys(rules, one.name, one.limit) if one.asks else ()
+    places = lock_keys(rules.prefix, one.name, one.limit) if one.asks else ()
     node = Keys.of(rules.prefix, "")
     return Request(
         WAIT,
         (
             line_key(rules.prefix, one.name),
-            waiters_key(rules, one.name),
+            waiters_key(rules.prefix, one.name),
             node.boot,
             node.quarantine,
             *places,
@@ -183,7 +179,9 @@ def wait_request(rules: Rules, one: InLine, most: int = 0) -> Request:
 
 
 def leave_request(rules: Rules, name: str, who: str) -> Request:
-    return Request(LEAVE, (line_key(rules.prefix, name), waiters_key(rules, name)), (who.encode(),))
+    return Request(
+        LEAVE, (line_key(rules.prefix, name), waiters_key(rules.prefix, name)), (who.encode(),)
+    )
 
 
 def has_answered(ballot: Ballot) -> bool:
