@@ -843,7 +843,7 @@ def test_a_time_limit_ends_the_wait_for_a_lock(app, rival, soft_limit, clients):
     rival.release(lease)
 
 
-AROUND_BODIES = ("celery_redlock.task", "celery_redlock.lock.redlock", "contextlib")
+AROUND_BODIES = ("celery_redlock.task", "celery_redlock.lock.locks", "contextlib")
 
 
 def run_with_signal_at(line, call):

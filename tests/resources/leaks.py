@@ -8,7 +8,7 @@ from typing import Any
 
 from redis.connection import AbstractConnection
 
-from celery_redlock.lock import redlock
+from celery_redlock.lock import locks
 
 __all__ = ["plant_all"]
 
@@ -41,13 +41,13 @@ def keep_threads() -> None:
 
 def keep_leases() -> None:
     """Have every lease that is given back stay in a list."""
-    real: Any = redlock.of_release
+    real: Any = locks.of_release
 
     def of_release(lease: Any, *args: Any) -> Any:
         _kept.append(lease)
         return real(lease, *args)
 
-    redlock.of_release = of_release
+    locks.of_release = of_release
 
 
 def plant_all() -> None:
