@@ -36,5 +36,5 @@ KINDS: dict[str, type[Event]] = {
 
 
 def kinds_in(*parts: str) -> tuple[str, ...]:
-    """Return the names of the events in these parts of the journal; see `Event.journal`."""
+    """Return the names of the events in these parts of the journal."""
     return tuple(name for part in parts for name, it in KINDS.items() if it.journal == part)

@@ -1,5 +1,5 @@
 """
-The observer that keeps what went wrong where every operator's tool finds it: on the lock nodes.
+Observer that records what went wrong on the lock nodes, where every operator's tool finds it.
 
 Grants, renewals and releases are not written, only counted (`celery_redlock.observers.tally`), but
 for grants to tasks that had queued. So a task that gets its lock at once costs next to nothing.
@@ -28,12 +28,9 @@ SAME_END = 2.0
 
 class JournalObserver:
     """
-    Writes what is worth knowing later to the journals of the nodes.
+    Writes what is worth knowing later to the journals of the nodes, and counts the rest.
 
-    Args:
-        journal: Returns where to write; asked for each record, as it is another after a change
-            of the settings.
-        tally: Counts what tasks do, beside that.
+    *journal* is called for each record: it is another one after a change of the settings.
     """
 
     def __init__(self, journal: Callable[[], Journal], tally: Tally) -> None:
@@ -45,7 +42,6 @@ class JournalObserver:
         self._late: dict[str, NodeEvent] = {}
 
     def __call__(self, event: Any) -> None:
-        """Take note of *event*."""
         self._tally(event)
         if self._late:
             self._catch_up()
@@ -74,13 +70,12 @@ class JournalObserver:
         return True
 
     def _is_too_soon(self, node: str) -> bool:
-        """Return whether as much has been written of a node lately as there may be."""
         since = time.monotonic() - NODE_PAUSE
         self._written[node] = [at for at in self._written.get(node, ()) if at > since]
         return len(self._written[node]) >= NODE_RECORDS
 
     def _catch_up(self) -> None:
-        """Write how nodes are by now of which there was too much to tell."""
+        """Write the last state of nodes that had too much to report before."""
         for node, event in list(self._late.items()):
             if not self._is_too_soon(node):
                 self._late.pop(node, None)
@@ -88,5 +83,4 @@ class JournalObserver:
                 self._journal().put(record_of(event))
 
     def flush(self) -> None:
-        """Send what is counted, for the end of a process."""
         self._tally.flush()

@@ -1,5 +1,5 @@
 """
-The observer that is on by default: one log record per thing an operator wants to read.
+Observer that is on by default: one log record per thing an operator wants to read.
 
 Every record has two attributes beside its prose, for whoever counts or stores records: ``redlock``,
 the name of the event, and ``redlock_event``, a flat dict of what is known: ``lock``, ``task``,
@@ -36,12 +36,9 @@ PAUSE, MOST_NAMES = 60.0, 1000
 
 class Log:
     """
-    Writes events to the logger ``celery_redlock``.
+    Writes events to the logger ``celery_redlock``, those of a skipped task at *skip_level*.
 
-    Args:
-        skip_level: Level of `TaskSkipped`.
-        speaks_of_nodes: Returns whether this process is the one to report nodes; if not, what it
-            notices is at DEBUG.
+    *speaks_of_nodes* returns whether this process reports nodes; if not, they are at DEBUG.
     """
 
     def __init__(
@@ -55,7 +52,6 @@ class Log:
         self._told: dict[str, float] = {}
 
     def __call__(self, event: Event) -> None:
-        """Write *event*."""
         level = event.level if type(event) is not TaskSkipped else self._skip_level
         if getattr(event, "report", False):  # nothing was refused
             level = logging.INFO if reported_as(event) else logging.DEBUG
@@ -79,7 +75,7 @@ class Log:
         return level
 
     def _is_due(self, name: str) -> bool:
-        """Return whether it was not said for so long that there is no quorum for this lock."""
+        """Return whether the last line about no quorum for this lock is long ago."""
         now = time.monotonic()
         if now - self._told.get(name, float("-inf")) < PAUSE:
             return False

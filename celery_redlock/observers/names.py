@@ -1,4 +1,4 @@
-"""Which observer an item of ``redlock_observers`` stands for."""
+"""The observers that items of ``redlock_observers`` stand for."""
 
 from __future__ import annotations
 
@@ -23,12 +23,7 @@ logger = get_logger(__name__)
 
 
 def observer_of(named: Any, plugin: Any) -> Observer:
-    """
-    Return the observer that an item of ``redlock_observers`` stands for.
-
-    Raises:
-        ConfigurationError: There is none of that name, or what it needs is not installed.
-    """
+    """Return the observer of an item of ``redlock_observers``; raises ConfigurationError."""
     if callable(named):
         return cast("Observer", named)
     try:
@@ -44,7 +39,7 @@ def observer_of(named: Any, plugin: Any) -> Observer:
 
 
 def what_is_wrong(named: str, error: Exception) -> str:
-    """Return why *error* came of an item of ``redlock_observers``, and what helps."""
+    """Return why *error* came of an item, and what helps."""
     if named in EXTRAS:
         missing = getattr(error, "name", None) or error
         return f"{named!r} needs {missing}; pip install 'celery-redlock[{EXTRAS[named]}]'"

@@ -1,5 +1,5 @@
 """
-The observer for OpenTelemetry: metrics of all locks, and spans in the traces of the tasks.
+Observer for OpenTelemetry: metrics of all locks, and spans in the traces of the tasks.
 
 Needs ``opentelemetry-api`` alone, and does nothing until an application sets up an SDK, which may
 be later than this begins: in ``worker_process_init``, say. With
@@ -66,7 +66,6 @@ class OpenTelemetry:
         }
 
     def __call__(self, event: Event) -> None:
-        """Record *event*."""
         if getattr(event, "report", False):
             self._report(event)
             return
@@ -81,7 +80,6 @@ class OpenTelemetry:
             span(event)
 
     def _steps_of(self, kind: type[Event]) -> list[Step]:
-        """Return what an event of this *kind* changes, by which labels, and by how much."""
         return [
             (self._changes[metric], keys_of(metric), by)
             for metric, by in kind.metrics.items()
@@ -137,7 +135,6 @@ class OpenTelemetry:
 
 
 def change_of(meter: metrics.Meter, metric: Metric) -> Change:
-    """Make the instrument of *metric*, and return what changes it."""
     name, unit, about = f"redlock.{metric.otel}", metric.unit, metric.about
     if metric.kind == "counter":
         return meter.create_counter(name, unit, about).add
@@ -154,7 +151,7 @@ def keys_of(metric: Metric) -> list[tuple[str, str]]:
 
 
 def attributes_of(labels: list[tuple[str, str]], event: Event) -> Attributes:
-    """Return the labels of *event* as attributes; no task outside of tasks."""
+    """Return the labels of *event* as attributes, without a task that is ""."""
     found = {}
     for key, field in labels:
         value = getattr(event, field)
@@ -173,7 +170,6 @@ def note(name: str, event: Any) -> None:
 
 
 def about_task(event: LockEvent) -> Attributes:
-    """Return the attribute that names the task of *event*; none outside of tasks."""
     return {TASK: event.task} if event.task else {}
 
 

@@ -1,10 +1,10 @@
 """
-What is to leave the process later: kept by the thread that has it, sent by a thread of ours.
+Queue of things that leave the process later, sent by a thread of ours.
 
     put --> [ oldest ... newest ] --every half second, or flush--> send, in batches
 
 Putting something in never waits, whatever the receiver does: while it is away, the
-newest things are kept and the oldest make room.
+newest things stay and the oldest make room.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Outbox:
         what: What the things are, for the log.
         send: Sends a batch. What it raises means that nothing of it was sent.
         hang_up: Lets go of whatever *send* holds open; called from the same thread.
-        kept: How many things are kept while they cannot be sent [> 0].
+        kept: How many things wait at most [> 0].
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Outbox:
         _every_outbox.add(self)
 
     def _start_over(self) -> None:
-        """Hold nothing. After a fork: what the parent has not sent yet, the parent sends."""
+        """Hold nothing. After a fork: the parent sends what it has not sent yet."""
         self._things: deque[Any] = deque(maxlen=self._kept)
         self._under_way: list[Any] = []
         self._dropped = 0
@@ -82,7 +82,6 @@ class Outbox:
         self._is_closed = False
 
     def put(self, thing: Any) -> None:
-        """Have *thing* sent; returns at once."""
         if len(self._things) == self._kept:
             self._dropped += 1
         self._things.append(thing)
@@ -91,12 +90,7 @@ class Outbox:
             self._ensure_thread()
 
     def flush(self, within: float) -> None:
-        """
-        Send everything now, and forget what cannot be sent; for the end of a process.
-
-        Args:
-            within: Longest wait [s].
-        """
+        """Send everything within so many [s], and drop what cannot be sent: the process ends."""
         if not self._is_pending:
             return
         self._tried.clear()
@@ -109,7 +103,6 @@ class Outbox:
         self._tell_of_dropped()
 
     def close(self) -> None:
-        """Send what is left, and end the thread."""
         self._is_closed = True
         self._tried.clear()
         self._hurried.set()
@@ -199,5 +192,4 @@ class Outbox:
             logger.warning("%d %s were dropped, the oldest first", dropped, self._what)
 
     def after_fork_in_child(self) -> None:
-        """Start from nothing."""
         self._start_over()

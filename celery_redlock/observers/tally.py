@@ -1,7 +1,7 @@
 """
-The part of the journal's observer that counts: what each task does, hour by hour.
+Counting part of the journal's observer: what each task does, hour by hour.
 
-Counting is a note in memory. What was noted is summed up and sent to the nodes with an event a few
+Counting is a note in memory. The notes are summed up and sent to the nodes with an event a few
 seconds later, in the thread of that event, or at the end of the process. So no thread of its own
 ever connects, and an execution costs a microsecond or two.
 """
@@ -34,12 +34,10 @@ Noted = tuple[float, Any]
 
 class Tally:
     """
-    Counts what tasks do, and sends the counts now and then.
+    Counts what tasks do, and sends the counts of an hour and task now and then.
 
-    Args:
-        send: Is called with an hour, a task and its counts; waits for nothing.
-        reaches_all: Whether no node is missing that is about to be connected, as some are in the
-            first moments of a process. Then it is sent some seconds later.
+    *reaches_all* returns whether every node is connected or down; in the first moments of a process
+    some are about to be connected, and then the counts are sent some seconds later.
     """
 
     def __init__(
@@ -54,7 +52,6 @@ class Tally:
         self._pid = os.getpid()
 
     def __call__(self, event: Any) -> None:
-        """Count *event*."""
         if not (event.journal == "refused" or type(event) in HOLDS) or not event.task:
             return
         if self._pid != os.getpid():  # what the parent noted is the parent's
@@ -67,7 +64,6 @@ class Tally:
                 self._sent, self._is_late = time.monotonic(), True
 
     def flush(self) -> None:
-        """Send what is counted."""
         if self._pid != os.getpid():
             return
         self._sent, self._is_late = time.monotonic(), False
@@ -76,7 +72,7 @@ class Tally:
 
 
 def taken_from(noted: deque[Noted]) -> Iterator[Noted]:
-    """Yield what was noted, each once whoever else takes from it."""
+    """Yield what was recorded, each once whoever else takes from it."""
     while True:
         try:
             yield noted.popleft()
@@ -85,7 +81,6 @@ def taken_from(noted: deque[Noted]) -> Iterator[Noted]:
 
 
 def summed(noted: Iterable[Noted]) -> dict[tuple[int, str], Counts]:
-    """Return the counts of what was noted, by hour and task."""
     found: dict[tuple[int, str], Counts] = {}
     for at, event in noted:
         if is_text(event.task):
@@ -97,7 +92,7 @@ def summed(noted: Iterable[Noted]) -> dict[tuple[int, str], Counts]:
 
 
 def count(counts: Counts, at: float, event: Any) -> None:
-    """Add what happened at a moment [s, Unix time] to *counts*."""
+    """Add what happened *at* a moment [s, Unix time] to *counts*."""
     numbers, stamp = counts.numbers, round(at * 1000)
     smallest(numbers, "first", stamp)
     largest(numbers, "last", stamp)
@@ -126,7 +121,7 @@ def cause_of(event: Any) -> str:
 
 
 def example_of(at: float, event: Any) -> dict[str, Any]:
-    """Return what is kept of *event*: ids and places of both sides."""
+    """Return ids and places of both sides of *event*."""
     record = {**record_of(event), "at": round(at, 3)}
     kept = {field: record[field] for field in EXAMPLE if field in record}
     return {**kept, "holder": record["holder"]} if record.get("holder") else kept

@@ -1,4 +1,4 @@
-"""How nodes, locks and records of the journal are shown: as text, or in JSON."""
+"""Nodes, locks and records of the journal as text for the terminal."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ NOTICED = ("Node", "Leader")
 
 
 def show_nodes(nodes: Sequence[NodeStatus]) -> None:
-    """Print a line for each of *nodes*."""
     rows = [
         (
             node.node,
@@ -78,7 +77,7 @@ def show_nodes(nodes: Sequence[NodeStatus]) -> None:
 
 
 def lock_row(lock: LockView, nodes: int) -> tuple[str, ...]:
-    """Return *lock*, which stands on some of so many *nodes*, in cells under `LOCK_HEAD`."""
+    """Return cells under `LOCK_HEAD` for *lock*, which is on some of so many *nodes*."""
     who = who_as_json(lock.holder)
     names = [lock.name, *(who[field] for field in ("task_id", "task", "host", "pid"))]
     return (
@@ -94,7 +93,6 @@ def lock_row(lock: LockView, nodes: int) -> tuple[str, ...]:
 
 
 def reservation_row(view: ReservationView, nodes: int) -> tuple[str, ...]:
-    """Return a reservation, which stands on some of so many *nodes*, under `RESERVATION_HEAD`."""
     one, whose = view.reservation, who_as_json(view.reservation.info)
     return (
         *(one_line(part or "?", LONGEST) for part in (view.name, whose["task_id"], whose["task"])),
@@ -107,14 +105,12 @@ def reservation_row(view: ReservationView, nodes: int) -> tuple[str, ...]:
 
 
 def state_of(seen: StoredReservation) -> str:
-    """Return how the task of a reservation is, in one word."""
     if seen.is_running:
         return "begun"
     return "ended" if seen.has_run else "stands" if seen.is_window else "waits"
 
 
 def reservation_in_words(seen: StoredReservation) -> str:
-    """Return whose message stands for the name."""
     info = who_as_json(seen.info)
     what = f"waits, {seen.left:.0f} s at most"
     if seen.is_running:
@@ -141,7 +137,6 @@ def reservation_as_json(seen: StoredReservation | None) -> dict[str, Any] | None
 
 
 def reserved_as_json(view: ReservationView, nodes: int) -> dict[str, Any]:
-    """Return a reservation of a name, which stands on some of so many *nodes*."""
     return {
         "name": view.name,
         **(reservation_as_json(view.reservation) or {}),
@@ -151,17 +146,14 @@ def reserved_as_json(view: ReservationView, nodes: int) -> dict[str, Any]:
 
 
 def since_in_words(since: float | None) -> str:
-    """Return for how long somebody has waited *since* then [s, Unix time]; "" if unknown."""
     return "" if since is None else duration(max(0.0, time.time() - since))
 
 
 def waiter_as_json(waiter: Waiter) -> dict[str, Any]:
-    """Return what is known of one who waits for a lock."""
     return {**asdict(waiter), "age": waiter.age}
 
 
 def note_silent(nodes: Sequence[str]) -> None:
-    """Say on stderr which *nodes* did not answer, if any."""
     if nodes:
         click.echo(
             f"Note: could not be read: {', '.join(nodes)}; see 'redlock status' and "
@@ -171,17 +163,12 @@ def note_silent(nodes: Sequence[str]) -> None:
 
 
 def left(ttl: float | None) -> str:
-    """Return what is left of a lease, in words; ``never`` for one that does not end."""
+    """Return the rest of a lease; "never" for one that does not end."""
     return "never" if ttl is None else f"{ttl:.1f} s"
 
 
 def lock_as_json(lock: LockView, nodes: int) -> dict[str, Any]:
-    """
-    Return what may be shown of *lock*, which is on some of so many *nodes*.
-
-    Of its token that is the public part, by which ``redlock release`` knows the holder that an
-    operator has seen.
-    """
+    """Return what may be shown of *lock*, which is on some of so many *nodes*."""
     return {
         "name": lock.name,
         **holder_as_json(lock),
@@ -194,7 +181,6 @@ def lock_as_json(lock: LockView, nodes: int) -> dict[str, Any]:
 
 
 def holder_as_json(lock: LockView) -> dict[str, Any]:
-    """Return what may be shown of the holder of *lock*, and where it is."""
     return {
         **who_as_json(lock.holder),
         "age": lock.age,
@@ -205,7 +191,7 @@ def holder_as_json(lock: LockView) -> dict[str, Any]:
 
 
 def who_as_json(holder: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of *holder* that are shown; None for those that it does not have."""
+    """Return the fields of *holder* that are shown; None for missing ones."""
     return {field: scalar(holder.get(field)) for field in HOLDER}
 
 
@@ -215,7 +201,6 @@ def scalar(value: object) -> str | float | None:
 
 
 def line(record: Mapping[str, Any]) -> str:
-    """Return a record of the journal as one line: when, and what happened."""
     by = ""
     if str(record.get("event")).startswith(NOTICED):
         by = f" (process {record.get('pid', '?')} on {record.get('host', '?')})"

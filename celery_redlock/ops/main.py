@@ -1,8 +1,8 @@
 """
-The console script ``celery-redlock``: what needs no app of the user's.
+The console script ``celery-redlock``: commands that need no app of the user's.
 
-What is about an app is in `celery_redlock.ops.cli` (``celery -A APP redlock ...``). Nothing
-heavy is imported before it is known to be wanted.
+Those about an app are in `celery_redlock.ops.cli` (``celery -A APP redlock ...``). Nothing heavy is
+imported before it is needed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Text for the terminal: columns, JSON, and what others wrote as one line."""
+"""Text for the terminal: columns, JSON, and foreign text as one line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ LEAST = 8
 
 
 def show_json(value: Any) -> None:
-    """Print *value* as JSON."""
     click.echo(in_json(value, indent=2))
 
 
@@ -47,11 +46,8 @@ def show_table(
     """
     Print *rows* under *head*; a column without any content is left out.
 
-    Args:
-        head: A word per column.
-        rows: Of as many cells each.
-        colours: Cell -> its colour on a terminal.
-        spare: Which columns a narrow terminal can do without, first to go first.
+    *colours*: cell -> its colour; *spare*: columns that a narrow terminal can do without, the first
+    to go first.
     """
     filled = [i for i in range(len(head)) if any(row[i] for row in rows)]
     table = [[row[i] for i in filled] for row in (head, *rows)]
@@ -62,12 +58,9 @@ def show_table(
 
 class Columns:
     """
-    Columns that are as wide as what is in them; on a terminal no wider than that.
+    Columns as wide as what is in them; on a terminal no wider than that.
 
-    Args:
-        rows: Make the widths; the first is the head. Later rows may stick out, or are cut.
-        colours: Cell -> its colour on a terminal.
-        spare: As of `show_table`.
+    The first of *rows* is the head. Later rows may stick out, or are cut.
     """
 
     def __init__(
@@ -89,7 +82,6 @@ class Columns:
         self._colours = colours
 
     def line(self, row: Sequence[str]) -> str:
-        """Return *row* as a line."""
         cells = []
         for place, width in self._widths.items():
             text = row[place] if self._room is None else clipped(row[place], width)
@@ -104,12 +96,12 @@ def paragraph(text: str, first: str, rest: str) -> str:
 
 
 def room() -> int | None:
-    """Return how wide the terminal is that is printed to [characters]; None for no terminal."""
+    """Return the width of the terminal [characters]; None for no terminal."""
     return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
 
 
 def kept(head: Sequence[str], least: Sequence[int], most: int, spare: Sequence[str]) -> list[int]:
-    """Return the places of the columns that fit into so many characters, without *spare* ones."""
+    """Return the places of the columns that fit into *most* characters."""
     places = list(range(len(head)))
     for word in spare:
         if taken(least[place] for place in places) <= most:
@@ -119,7 +111,7 @@ def kept(head: Sequence[str], least: Sequence[int], most: int, spare: Sequence[s
 
 
 def fitted(widths: dict[int, int], least: Sequence[int], most: int) -> dict[int, int]:
-    """Return *widths*, of columns by their places, with the widest cut so that all fit."""
+    """Return *widths* with the widest columns cut so that all fit."""
     widths = dict(widths)
     while taken(widths.values()) > most:
         place = max(widths, key=lambda one: widths[one] - least[one])
@@ -130,12 +122,10 @@ def fitted(widths: dict[int, int], least: Sequence[int], most: int) -> dict[int,
 
 
 def taken(widths: Iterable[int]) -> int:
-    """Return how many characters columns of these *widths* take, with the gaps between them."""
     return sum(width + 2 for width in widths) - 2
 
 
 def clipped(text: str, width: int) -> str:
-    """Return so much of *text* as fits into *width* columns of a terminal."""
     if width_of(text) <= width:
         return text
     while text and width_of(text) > width - 1:

@@ -51,42 +51,24 @@ Standing = tuple[Greeting, str, float, float]
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """
-    How one node is.
+    """How one node is."""
 
-    Attributes:
-        node: Its label.
-        state: ``"up"``, ``"quarantined"``, ``"unmarked"`` (nobody has used it as a lock
-            node yet), ``"unfit"`` (it answers but must not be a lock node) or ``"down"``.
-        version: Of the server; "" where it was not asked.
-        uptime: Of the server process [s]; likewise 0.0.
-        quarantine: For how long it does not vote yet [s].
-        problem: Why it does not vote, in plain words; empty if it does.
-        latency: From a request to its answer [s]; None where there was none.
-        clock_offset: How far its wall clock is ahead of ours [s]; None if unknown.
-    """
-
-    node: str
-    state: str
-    version: str = ""
-    uptime: float = 0.0
-    quarantine: float = 0.0
-    problem: str = ""
-    latency: float | None = None
+    node: str  # its label
+    state: str  # "up", "quarantined", "unmarked" (no client has used it yet), "unfit" or "down"
+    version: str = ""  # of the server; "" where it was not asked
+    uptime: float = 0.0  # of the server process [s]; 0.0 where it was not asked
+    quarantine: float = 0.0  # how long it does not vote yet [s]
+    problem: str = ""  # why it does not vote, in plain words; empty if it does
+    latency: float | None = None  # from a request to its answer [s]; None where there was none
+    #: How far its wall clock is ahead of ours [s]; None if unknown
     clock_offset: float | None = None
 
 
 class Visit(NamedTuple):
-    """
-    What one node has said.
-
-    Attributes:
-        status: How it is.
-        replies: To the commands; the error in place of each reply that is missing.
-    """
+    """What one node has said."""
 
     status: NodeStatus
-    replies: Sequence[Any]
+    replies: Sequence[Any]  # to the commands; the error in place of each that is missing
 
 
 # --- visits --------------------------------------------------------------------------------
@@ -116,7 +98,6 @@ def visit_all(nodes: Sequence[Any], rules: Rules, *commands: Command) -> list[Vi
 
 
 def node_statuses(nodes: Sequence[Any], rules: Rules) -> list[NodeStatus]:
-    """Return how each of *nodes* is, in their order, as `visit_all` finds it."""
     return [visit.status for visit in visit_all(nodes, rules)]
 
 
@@ -145,7 +126,7 @@ def visited(
 
 
 def status_of(address: Address, found: Standing | Exception, seen: set[str]) -> NodeStatus:
-    """Return how a node is by what was *found*; unfit if its server is among those *seen*."""
+    """Return how a node is; unfit if its server is among those *seen*."""
     if isinstance(found, Exception):
         return failed(address.label, found)
     greeting, state, left, latency = found
@@ -159,7 +140,6 @@ def status_of(address: Address, found: Standing | Exception, seen: set[str]) -> 
 
 
 def failed(label: str, error: Exception) -> NodeStatus:
-    """Return how the node of this *label* is that answered with *error*, or not at all."""
     state = "unfit" if isinstance(error, Unfit) else "down"
     return NodeStatus(label, state, problem=without_echo(error) or type(error).__name__)
 
@@ -201,10 +181,6 @@ def ask_fit(address: Address, ask: Callable[[AbstractConnection, Greeting], str]
 def bootstrap(nodes: Sequence[Any], rules: Rules) -> dict[str, str]:
     """
     Enrol all *nodes* at once, quarantined or not, on the word that no lock is held on them.
-
-    Args:
-        nodes: As the setting ``redlock_nodes``.
-        rules: As all clients have them.
 
     Returns:
         Node label -> ``"enrolled"``, or why it could not be.

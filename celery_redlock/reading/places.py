@@ -30,20 +30,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Places:
-    """
-    The places of all lock names of a call.
+    """The places of all lock names of a call."""
 
-    Attributes:
-        all: One at least; by their names, and then by their numbers.
-        records: The newest ones of the journal, oldest first, if they were asked for.
-    """
-
-    all: Sequence[OneLock]
+    all: Sequence[OneLock]  # one at least; by their names, and then by their numbers
+    #: The newest ones of the journal, oldest first, if they were asked for
     records: Sequence[Record] = ()
 
     @property
     def names(self) -> list[str]:
-        """The lock names."""
         return list(dict.fromkeys(place.name for place in self.all))
 
     @property
@@ -61,7 +55,6 @@ class Places:
         return combined(of_names, if_any=Verdict.TAKEN, if_all=Verdict.GRANTED)
 
     def of(self, name: str) -> list[OneLock]:
-        """Return the places of one lock name."""
         return [place for place in self.all if place.name == name]
 
     def up_to(self, number: int) -> Places:
@@ -71,7 +64,6 @@ class Places:
 
     @property
     def waiting(self) -> int:
-        """How many are known to wait for any of them."""
         return sum(place.waiting for place in self.all)
 
     @property
@@ -88,7 +80,6 @@ def combined(answers: Sequence[T], *, if_any: T, if_all: T) -> T:
 
 
 def read_lock(nodes: Sequence[Any], rules: Rules, name: str) -> OneLock:
-    """Return what each of *nodes* has of the lock *name*, its first place."""
     return read_places(nodes, rules, {name: 1}).all[0]
 
 
@@ -102,7 +93,7 @@ def read_places(
         nodes: As the setting ``redlock_nodes``.
         rules: As all clients have them.
         limits: Each lock name, and how many places it has.
-        records: How many records of the journal are wanted.
+        records: How many records of the journal to read.
     """
     wanted = [(name, number) for name, limit in limits.items() for number in range(limit)]
     reads = read_commands(rules, [place_name(*it) for it in wanted])

@@ -110,12 +110,7 @@ def read_commands(rules: Rules, names: Sequence[str]) -> list[Sequence[Any]]:
 
 
 def read_replies(replies: Sequence[Any], count: int) -> list[StoredLock]:
-    """
-    Return so many locks as they are in the *replies* to `read_commands`, none of them an error.
-
-    Raises:
-        redis.ResponseError: One is no such reply.
-    """
+    """Return *count* locks from *replies* to `read_commands`; raises redis.ResponseError."""
     found: list[StoredLock] = []
     for reply in replies:
         found += read_stored(reply, min(PAGE, count - len(found)))
@@ -123,23 +118,17 @@ def read_replies(replies: Sequence[Any], count: int) -> list[StoredLock]:
 
 
 def with_ttl(ttl: int, keys: Sequence[bytes], reply: Sequence[Any]) -> list[bytes]:
-    """Return which of *keys* have this *ttl* by a reply of `EXPIRIES`."""
     return [key for key, found in zip(keys, reply, strict=True) if found == ttl]
 
 
 def arguments_of_read(keys: Sequence[bytes], prefix: str, most: int = 1) -> tuple[bytes, ...]:
-    """Return what `READ` is called with for the locks at *keys*, and *most* who wait for each."""
+    """Return the arguments of `READ` for the locks at *keys*, and *most* waiters of each."""
     begin = f"{prefix}:".encode()
     return (b"%d" % len(keys), *keys, b"%d" % len(begin), begin, b"%d" % most)
 
 
 def read_stored(reply: Any, count: int) -> list[StoredLock]:
-    """
-    Return the locks in a reply of `READ`, one for each of so many keys.
-
-    Raises:
-        redis.ResponseError: It is no such reply.
-    """
+    """Return the locks in a reply of `READ`, one per key; raises redis.ResponseError."""
 
     def read(reply: Any) -> list[StoredLock]:
         now, quarantined, *locks = reply
@@ -152,7 +141,7 @@ def read_stored(reply: Any, count: int) -> list[StoredLock]:
 
 
 def stored(now: int, fields: Sequence[Any]) -> StoredLock:
-    """Return what a node stores of a lock, as it tells; *now* is its clock [ms]."""
+    """Return what a node stores of a lock; *now* is its clock [ms]."""
     value, ttl, fence, queued, following, many, waiting = fields
     waiters = noted_waiters(waiting, now / 1000.0)
     is_all = 2 * int(many) <= len(waiting)

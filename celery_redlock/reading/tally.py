@@ -1,9 +1,9 @@
 """
-What tasks did, counted by task and hour on the lock nodes: runs, refusals, lengths of holds.
+The tally of what tasks did, by task and hour, on the lock nodes: runs, refusals, lengths of holds.
 
 Each process adds what it has counted to a hash on every node, and nobody waits for it. A node that
-is away misses some, so whoever reads (`celery_redlock.reading.tally_reader`) takes the largest of
-what the nodes say. An hour is kept for a week.
+is away misses some, so a reader (`celery_redlock.reading.tally_reader`) takes the largest of what
+the nodes say. An hour is kept for a week.
 """
 
 from __future__ import annotations
@@ -94,25 +94,16 @@ class Counts(NamedTuple):
 
 
 def hour_key(prefix: str, hour: int) -> bytes:
-    """Return the Redis key of the names of the tasks that did something in *hour*."""
+    """Return the key of the names of the tasks that did something in *hour*."""
     return record_key(prefix, "tally", str(hour))
 
 
 def tally_key(prefix: str, hour: int, task: str) -> bytes:
-    """Return the Redis key of what *task* did in *hour*."""
     return record_key(prefix, "tally", f"{hour}:{task}")
 
 
 def tally_request(rules: Rules, hour: int, task: str, counts: Counts) -> Request:
-    """
-    Return what adds *counts* to a node's tally.
-
-    Args:
-        rules: Of the cluster.
-        hour: Number of hours since 1970.
-        task: Name of the task.
-        counts: At least one.
-    """
+    """Return the request that adds *counts* to a node's tally; *hour* counts from 1970."""
     words = [ms(RETENTION), task.encode()]
     for name, value in counts.numbers.items():
         words += name.encode(), HOW.get(name, "+").encode(), b"%d" % value
@@ -143,7 +134,6 @@ def natural(value: object) -> int | None:
 
 
 def largest(nodes: Iterable[Counts]) -> Counts:
-    """Return what one hash holds, of what each of the nodes says of it."""
     return together(nodes, {field: HOW.get(field, ">") for field in FIELDS})
 
 
@@ -169,26 +159,17 @@ def together(parts: Iterable[Counts], how: Mapping[str, str]) -> Counts:
 
 @dataclass(frozen=True)
 class TaskTally:
-    """
-    What one task did over some hours.
+    """What one task did over some hours."""
 
-    Attributes:
-        ran: How many of its executions ran.
-        ran_reported: How many of these ran in report mode.
-        refused: Cause -> how many were refused.
-        reported: Cause -> how many would have been refused, and were not.
-        holds: How long its locks were held.
-        examples: Cause -> the newest record of it, as in the journal.
-        first, last: When it was first and last heard of [s, Unix time].
-    """
-
-    ran: int = 0
-    ran_reported: int = 0
-    refused: Mapping[str, int] = field(default_factory=dict)
+    ran: int = 0  # executions that ran
+    ran_reported: int = 0  # of these, in report mode
+    refused: Mapping[str, int] = field(default_factory=dict)  # cause -> how many
+    #: Cause -> how many would have been refused, and were not
     reported: Mapping[str, int] = field(default_factory=dict)
     holds: Holds = field(default_factory=Holds)
+    #: Cause -> the newest record of it, as in the journal
     examples: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    first: float = 0.0
+    first: float = 0.0  # when it was first and last heard of [s, Unix time]
     last: float = 0.0
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Reads what tasks did (`celery_redlock.reading.tally`): all nodes as one, for some hours."""
+"""Reader of what tasks did (`celery_redlock.reading.tally`): all nodes as one."""
 
 from __future__ import annotations
 
@@ -41,16 +41,11 @@ AGAIN = 600.0
 
 @dataclass(frozen=True)
 class Tallies:
-    """
-    What all tasks did over some hours.
+    """What all tasks did over some hours."""
 
-    Attributes:
-        tasks: Task name -> what it did; who ran most often comes first.
-        silent: Labels of the nodes that did not answer.
-    """
-
+    #: By name; who ran most often comes first
     tasks: Mapping[str, TaskTally] = field(default_factory=dict)
-    silent: Sequence[str] = ()
+    silent: Sequence[str] = ()  # labels of the nodes that did not answer
 
     @property
     def first(self) -> float:
@@ -68,13 +63,7 @@ Hours = Mapping[int, Mapping[str, Counts]]
 
 
 class TallyReader:
-    """
-    Reads the tallies of all nodes as one, on connections of its own.
-
-    Args:
-        nodes: As the setting ``redlock_nodes``.
-        rules: As all clients have them.
-    """
+    """Reads the tallies of all nodes as one, on connections of its own."""
 
     def __init__(self, nodes: Sequence[Any], rules: Rules) -> None:
         self._addresses = addresses_of(nodes)
@@ -83,13 +72,7 @@ class TallyReader:
         self._over_since = float("-inf")
 
     def read(self, since: float, now: float) -> Tallies:
-        """
-        Return what tasks did, in whole hours.
-
-        Args:
-            since: In the hour of this moment and later [s, Unix time]; at most `RETENTION` ago.
-            now: Until then, likewise.
-        """
+        """Return what tasks did, in whole hours; *since* at most `RETENTION` ago [s, Unix time]."""
         newest = int(now // HOUR)
         if not 0.0 <= now - self._over_since < AGAIN:
             self._over, self._over_since = {}, now

@@ -1,5 +1,5 @@
 """
-Who waits for a lock, and since when: what the nodes have of it, in one list.
+Who waits for a lock, and since when: what all nodes have recorded, in one list.
 
 Each node has a hash per lock of who waits (`celery_redlock.lock.waiting.waiting`). Others may have
 written there, too: what is no record of ours is passed over.
@@ -28,41 +28,24 @@ RECORD = re.compile(
 
 @dataclass(frozen=True)
 class Waiter:
-    """
-    Somebody who waits for a lock. None for what is not known.
-
-    Attributes:
-        task: Name of its task.
-        task_id: Id of that.
-        host: Of the process that is told when the lock is free.
-        pid: Of that process.
-        since: Since when it waits [s, Unix time].
-    """
+    """Somebody who waits for a lock; None for what is not known."""
 
     task: str | None
     task_id: str | None
-    host: str | None
+    host: str | None  # of the process that gets a hint when the lock is free
     pid: int | None
-    since: float
+    since: float  # [s, Unix time]
 
     @property
     def age(self) -> float:
-        """For how long it has waited [s]."""
         return max(0.0, time.time() - self.since)
 
 
 class Noted(NamedTuple):
-    """
-    That somebody waits, as a node has noted it.
+    """That somebody waits, as a node has recorded it."""
 
-    Attributes:
-        who: What it is known by; it is a part of a token, and never shown.
-        heard: When the node last heard of it [s, Unix time].
-        waiter: What is known of it.
-    """
-
-    who: bytes
-    heard: float
+    who: bytes  # a part of a token, never shown
+    heard: float  # when the node last heard of it [s, Unix time]
     waiter: Waiter
 
     def __repr__(self) -> str:
@@ -70,7 +53,7 @@ class Noted(NamedTuple):
 
 
 def noted_waiters(fields: Sequence[bytes], now: float) -> list[Noted]:
-    """Return who waits by the *fields* of that hash, each with its value, at a time [s]."""
+    """Return who waits by *fields* of that hash, each with its value, at the time *now* [s]."""
     pairs = zip(fields[::2], fields[1::2], strict=False)
     found = (noted(who, value) for who, value in pairs if value is not None)
     return [one for one in found if one is not None and one.heard > now - HEARD_FOR]
@@ -119,7 +102,6 @@ def merged(found: Sequence[Noted]) -> Waiter:
 
 
 def in_order(it: Waiter) -> tuple[Any, ...]:
-    """Return what waiters are sorted by."""
     return it.since, it.task or "", it.task_id or ""
 
 

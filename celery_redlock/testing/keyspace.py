@@ -58,11 +58,10 @@ WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 
 
 class Refused(Exception):
-    """A command is answered with an error; in Redis' words, its code first."""
+    """An error in answer to a command; in Redis' words, its code first."""
 
     @property
     def reply(self) -> RedisError:
-        """The error as redis-py reads it."""
         code, _, message = str(self).partition(" ")
         return ERRORS[code](message) if code in ERRORS else ResponseError(str(self))
 
@@ -91,7 +90,7 @@ OK = Status(b"OK")
 
 
 def whole(word: bytes) -> int:
-    """Return the number in *word*; raises Refused if Redis would not read one there."""
+    """Return the number in *word*; raises Refused where Redis would."""
     try:
         number = int(word)
     except ValueError:
@@ -102,7 +101,7 @@ def whole(word: bytes) -> int:
 
 
 def real(word: bytes, otherwise: str = NO_FLOAT) -> float:
-    """Return the score in *word*; raises Refused, which says *otherwise*, likewise."""
+    """Return the score in *word*; raises Refused, which says *otherwise*, where Redis would."""
     try:
         number = float(word)
     except ValueError:
@@ -118,9 +117,9 @@ class Keyspace:
 
     Attributes:
         store: Key -> value and end.
-        micros: What the node's clock shows [us, Unix time]; stands still during a command.
-        info: What INFO says, by section.
-        hear: Who hears what is published; returns how many do.
+        micros: The node's clock [us, Unix time]; stands still during a command.
+        info: Returns what INFO says of a section.
+        hear: Receives what is published; returns how many listen.
     """
 
     def __init__(self) -> None:
@@ -131,11 +130,10 @@ class Keyspace:
 
     @property
     def now(self) -> int:
-        """The node's clock, in whole milliseconds."""
         return self.micros // 1000
 
     def find(self, key: bytes) -> Any:
-        """Return the value at *key*, None if there is none any more."""
+        """Return the value at *key*, None if there is none (any more)."""
         found = self.store.get(key)
         if found is None:
             return None
@@ -152,24 +150,23 @@ class Keyspace:
         return found
 
     def change(self, key: bytes, value: Any) -> None:
-        """Have *key* be *value*, which goes on standing as long as it does."""
+        """Set *key* to *value*; it expires when it would have."""
         is_there = self.find(key) is not None
         self.store[key] = (value, self.store[key][1] if is_there else NEVER)
 
     # -- strings -----------------------------------------------------------------------
 
     def get(self, key: bytes) -> bytes | None:
-        """GET."""
         found: bytes | None = self.of_type(bytes, key)
         return found
 
     def mget(self, *keys: bytes) -> list[bytes | None]:
-        """MGET, which passes over what is no string."""
+        """MGET passes over what is no string."""
         found = [self.find(key) for key in keys]
         return [one if type(one) is bytes else None for one in found]
 
     def set(self, key: bytes, value: bytes, *options: bytes) -> Status:
-        """SET, without an end or with PX."""
+        """SET without an end or with PX."""
         end = NEVER
         if options:
             if len(options) != 2 or options[0].upper() != b"PX":  # noqa: PLR2004  PX and how long
@@ -184,11 +181,9 @@ class Keyspace:
     # -- any key -----------------------------------------------------------------------
 
     def delete(self, *keys: bytes) -> int:
-        """DEL."""
         return len([self.store.pop(key) for key in keys if self.find(key) is not None])
 
     def exists(self, *keys: bytes) -> int:
-        """EXISTS."""
         return len([key for key in keys if self.find(key) is not None])
 
     def pttl(self, key: bytes) -> int:
@@ -199,7 +194,7 @@ class Keyspace:
         return -1 if end == NEVER else int(end) - self.now  # as servers round both
 
     def pexpire(self, key: bytes, length: bytes) -> int:
-        """PEXPIRE; what is over takes the key away."""
+        """PEXPIRE; with no time left it deletes the key."""
         left = whole(length)
         if left > LARGEST - self.now:
             raise Refused("ERR invalid expire time in 'pexpire' command")
@@ -222,26 +217,21 @@ class Keyspace:
     # -- hashes ------------------------------------------------------------------------
 
     def hget(self, key: bytes, field: bytes) -> bytes | None:
-        """HGET."""
         found: Hash | None = self.of_type(Hash, key)
         return None if found is None else found.get(field)
 
     def hmget(self, key: bytes, *fields: bytes) -> list[bytes | None]:
-        """HMGET."""
         found: Hash = self.of_type(Hash, key) or Hash()
         return [found.get(field) for field in fields]
 
     def hgetall(self, key: bytes) -> list[bytes]:
-        """HGETALL."""
         found: Hash = self.of_type(Hash, key) or Hash()
         return [part for pair in found.items() for part in pair]
 
     def hlen(self, key: bytes) -> int:
-        """HLEN."""
         return len(self.of_type(Hash, key) or ())
 
     def hset(self, key: bytes, *words: bytes) -> int:
-        """HSET."""
         if len(words) % 2:
             raise Refused("ERR wrong number of arguments for 'hset' command")
         found: Hash = self.of_type(Hash, key) or Hash()
@@ -251,7 +241,7 @@ class Keyspace:
         return len(changed) - len(found)
 
     def hdel(self, key: bytes, *fields: bytes) -> int:
-        """HDEL; a hash without fields is none."""
+        """A hash without fields is none."""
         found: Hash = self.of_type(Hash, key) or Hash()
         changed = Hash((field, value) for field, value in found.items() if field not in fields)
         if changed:
@@ -263,14 +253,13 @@ class Keyspace:
     # -- sorted sets -------------------------------------------------------------------
 
     def zadd(self, key: bytes, score: bytes, member: bytes) -> int:
-        """ZADD of one member."""
         number = real(score)
         found: SortedSet = self.of_type(SortedSet, key) or SortedSet()
         self.change(key, SortedSet({**found, member: number}))
         return int(member not in found)
 
     def zrem(self, key: bytes, member: bytes) -> int:
-        """ZREM of one member; a set without members is none."""
+        """A set without members is none."""
         found: SortedSet = self.of_type(SortedSet, key) or SortedSet()
         kept = SortedSet((one, score) for one, score in found.items() if one != member)
         if kept:
@@ -295,7 +284,7 @@ class Keyspace:
     # -- the rest ----------------------------------------------------------------------
 
     def xadd(self, key: bytes, *words: bytes) -> bytes:
-        """XADD with MAXLEN ~ and an id that the node makes; as many as asked for are kept."""
+        """XADD with MAXLEN ~ and an id that the node makes; it keeps as many as asked for."""
         if len(words) < 6 or len(words) % 2:  # noqa: PLR2004  MAXLEN ~ n * field value
             raise Refused("ERR wrong number of arguments for 'xadd' command")
         if (words[0].upper(), words[1], words[3]) != (b"MAXLEN", b"~", b"*"):
@@ -311,11 +300,9 @@ class Keyspace:
         return entry[0]
 
     def publish(self, channel: bytes, message: bytes) -> int:
-        """PUBLISH."""
         return self.hear(channel, message)
 
     def time(self) -> list[bytes]:
-        """TIME."""
         return [b"%d" % part for part in divmod(self.micros, 1_000_000)]
 
     def tell(self, *sections: bytes) -> bytes:
@@ -327,25 +314,15 @@ class Keyspace:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """
-    A command that nodes in memory know.
-
-    Attributes:
-        do: What it does.
-        least: How many arguments it has at least.
-        most: How many it has at most.
-        writes: Whether it may change the keys.
-        grows: Whether it may need memory, so that a full server refuses it.
-    """
+    """A command that nodes in memory know."""
 
     do: Callable[..., Any]
-    least: int
-    most: float = NEVER
-    writes: bool = False
-    grows: bool = False
+    least: int  # arguments at least
+    most: float = NEVER  # at most
+    writes: bool = False  # whether it may change the keys
+    grows: bool = False  # whether it may need memory, so that a full server refuses it
 
     def fits(self, words: Sequence[bytes]) -> bool:
-        """Return whether *words* can be its arguments, by their number."""
         return self.least <= len(words) <= self.most
 
 

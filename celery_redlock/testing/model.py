@@ -44,12 +44,7 @@ class NodeModel:
         wall: Its wall clock [s, Unix time].
 
     Attributes:
-        keyspace: Its keys.
         boots: How often it was started again.
-        is_up: Whether it takes connections.
-        is_full: Whether it has no memory left for what writes need.
-        is_busy: Whether another client's script never ends.
-        is_replica: Whether it takes no writes.
         denied: The commands that its clients may not use, in capitals.
         scripts: Digest -> script that it has loaded.
         history: Its replication id; another one after it was a replica.
@@ -82,11 +77,9 @@ class NodeModel:
     # -- its outcome --------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Lose all data, and go on as the same process."""
         self.store.clear()
 
     def forget_scripts(self) -> None:
-        """Lose all scripts, as by SCRIPT FLUSH."""
         self.scripts.clear()
 
     def crash(self, kept: Store | None = None) -> None:
@@ -98,7 +91,7 @@ class NodeModel:
         self.forget_scripts()
 
     def follow(self, copy: Store, history: bytes) -> None:
-        """Have what another server has, as its replica, and be a master again; in one process."""
+        """Take over what another server has, as its replica, and be a master again."""
         self.keyspace.store = dict(copy)
         self.history, self.has_followed = history, True
 
@@ -111,18 +104,13 @@ class NodeModel:
     # -- what it is asked --------------------------------------------------------------
 
     def ask(self, *command: bytes) -> Any:
-        """Return the reply to a command; raises it if it is an error."""
         reply = self.execute(command)
         if isinstance(reply, RedisError):
             raise reply
         return reply
 
     def execute(self, command: Sequence[bytes]) -> Any:
-        """
-        Return the reply to a command, as redis-py reads it; errors are replies, too.
-
-        One after the other, as a server does, whichever threads ask.
-        """
+        """Return the reply, as redis-py reads it; errors are replies, too. One at a time."""
         with _turn:
             self.keyspace.micros = int(self.wall() * 1_000_000 + 0.5)
             try:
@@ -181,7 +169,6 @@ class NodeModel:
     # -- scripts -----------------------------------------------------------------------
 
     def _of_scripts(self, what: bytes, *words: bytes) -> Any:
-        """SCRIPT LOAD or SCRIPT FLUSH."""
         if what.upper() == b"LOAD":
             return self._load(*words)
         self.forget_scripts()
@@ -221,7 +208,6 @@ class NodeModel:
         return command.do(self.keyspace, *words)
 
     def _known(self, name: Any) -> Command:
-        """Return the command of this name, however it is written."""
         if name is None:
             raise Refused("ERR Please specify at least one argument for this redis lib call")
         command = COMMANDS.get(text_of(name).upper())
@@ -231,7 +217,7 @@ class NodeModel:
 
 
 def text_of(word: Any) -> bytes:
-    """Return what Lua gives a command as Redis takes it; raises Refused if it takes no such."""
+    """Return an argument from Lua as Redis takes it; raises Refused where Redis would."""
     if type(word) is bytes:
         return word
     if type(word) is int:

@@ -28,15 +28,7 @@ __all__ = ["MemoryQuorum", "OtherHolder", "memory_quorum"]
 
 
 class MemoryLocks(Redlock):
-    """
-    Locks on the nodes of a memory quorum.
-
-    Args:
-        servers: The quorum.
-        rules: As of `Redlock`.
-        observers: As of `Redlock`.
-        is_other: Whether this is another process than the one under test.
-    """
+    """Locks on the nodes of a memory quorum, of this process or of another one."""
 
     def __init__(
         self,
@@ -58,7 +50,6 @@ class MemoryLocks(Redlock):
         return self
 
     def abandon(self, held: HeldLock) -> None:
-        """Stop renewing *held*, and do not release it."""
         self._watchdog.unwatch(held)
 
     def _new_listener(self, addresses: Sequence[Address]) -> None:

@@ -81,15 +81,7 @@ def bootstrap_command(*, yes: bool, force: bool, as_json: bool) -> int:
 
 
 def refuse(locks: Sequence[LockView], silent: Sequence[str], nodes: int, *, as_json: bool) -> None:
-    """
-    End the command without having changed anything.
-
-    Args:
-        locks: That somebody holds.
-        silent: Nodes that could not be read.
-        nodes: How many there are.
-        as_json: Whether to print JSON.
-    """
+    """End the command without a change: there are *locks*, or *silent* nodes."""
     if as_json:
         plain = [lock_as_json(lock, nodes) for lock in locks]
         show_json({"refused": True, "live_locks": plain, "down": list(silent)})

@@ -1,4 +1,4 @@
-"""What all commands have in common: the app and its settings, ``--json``, exit codes."""
+"""Common parts of all commands: the app and its settings, ``--json``, exit codes."""
 
 from __future__ import annotations
 
@@ -45,12 +45,11 @@ class SettingsError(click.ClickException):
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
-    """Text that can be encoded; what is none in argv comes as lone surrogates."""
+    """Text that can be encoded; other bytes in argv come as lone surrogates."""
 
     name = "text"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> str:
-        """Return *value*, or say that it is no text."""
         if not is_text(value):
             self.fail("it is no text in the encoding of this terminal", param, ctx)
         if not value:  # an unset variable, and no lock has such a name
@@ -67,11 +66,8 @@ def operator_command(
     """
     Make a command, with ``--json``, of a function that returns its exit code.
 
-    Args:
-        short_help: What it is for, in a line.
-        epilog: Examples, and what is in its JSON.
-        only_prints: Whether it may end when nobody reads its output any more (``| head``). Else it
-            does its work, and keeps its exit code.
+    One that *only_prints* ends when nobody reads its output any more (``| head``). Any other does
+    its work, and keeps its exit code.
     """
 
     def command(function: Callable[..., int]) -> click.Command:
@@ -108,13 +104,11 @@ class PatientStdout:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write *text*; returns how much of it was taken."""
         with contextlib.suppress(BrokenPipeError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Have it read, if anybody reads it."""
         try:
             self._stream.flush()
         except BrokenPipeError:
@@ -122,19 +116,17 @@ class PatientStdout:
 
 
 def to_nowhere(stream: Any) -> None:
-    """Have what is still to be written to *stream* read by nobody; Python would complain of it."""
+    """Discard what is still to be written to *stream*; Python would complain of it."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def app_at_hand() -> Any:
-    """Return the app that ``celery -A`` has named."""
     return click.get_current_context().obj.app
 
 
 def settings_at_hand() -> Settings:
-    """Return the settings of the app at hand; raises ConfigurationError."""
     return settings_of(app_at_hand())
 
 

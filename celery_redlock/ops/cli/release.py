@@ -1,4 +1,4 @@
-"""``redlock release``: take a lock away from the holder that an operator has seen."""
+"""``redlock release``: release a lock of the holder that an operator has seen."""
 
 from __future__ import annotations
 
@@ -90,7 +90,6 @@ class Token(Text):
 
     # Click has called it with *param* alone before 8.2.
     def get_missing_message(self, param: Any, ctx: Any = None) -> str:  # noqa: ARG002
-        """Say where to find it."""
         return "'redlock ls' shows it."
 
 
@@ -140,7 +139,7 @@ def release(*, names: tuple[str, ...], tokens: tuple[str, ...], yes: bool, as_js
 
 
 def seen_in(places: Sequence[OneLock], tokens: Sequence[str]) -> tuple[OneLock, str]:
-    """Return which of *places* somebody has with which of *tokens*; else the first of each."""
+    """Return a place that somebody has with one of *tokens*, and it; else the first of each."""
     pairs = ((place, token) for place in places for token in tokens)
     found = (pair for pair in pairs if seen_with(*pair) is not None)
     return next(found, (places[0], tokens[0]))
@@ -149,7 +148,7 @@ def seen_in(places: Sequence[OneLock], tokens: Sequence[str]) -> tuple[OneLock, 
 def release_one(
     settings: Settings, lock: OneLock, token: str, *, yes: bool, as_json: bool
 ) -> dict[str, Any]:
-    """Release one lock, and say so; return what ``--json`` shows."""
+    """Release one lock, and print that; return what ``--json`` shows."""
     name, seen, results = lock.stored_name, seen_with(lock, token), dict[str, str]()
     if seen is None:
         reason = why_not(lock)
@@ -213,7 +212,6 @@ def outcome(results: Mapping[str, str], seen: LockView | ReservationView) -> str
 
 
 def show_seen(name: str, seen: LockView | ReservationView, nodes: int, *, err: bool) -> None:
-    """Say who has the lock or its name, and what releasing it means."""
     if isinstance(seen, ReservationView):
         whose = reservation_in_words(seen.reservation)
         click.echo(f"Name {one_line(name, LONGEST)!r} is reserved by {whose};", err=err)

@@ -1,4 +1,4 @@
-"""``redlock why``: who holds the lock of a call, and what would happen to another one."""
+"""``redlock why``: the holder of a call's lock, and what another call would meet."""
 
 from __future__ import annotations
 
@@ -110,7 +110,6 @@ def why(*, call: tuple[str, ...], name: str | None, headers: tuple[str, ...], as
 
 
 def headers_in(given: Sequence[str]) -> dict[str, str]:
-    """Return the headers in options like ``tenant=acme``."""
     pairs = [one.partition("=") for one in given]
     if not all(name and sign for name, sign, _ in pairs):
         raise click.UsageError("--header needs NAME=VALUE, like --header tenant=acme")
@@ -121,7 +120,6 @@ def headers_in(given: Sequence[str]) -> dict[str, str]:
 
 
 def show(found: Explanation) -> None:
-    """Print *found* in plain words."""
     words, mark = found.headline
     of = f" of task {found.task}" if found.task else ""
     named = ", ".join(repr(one_line(name, LONGEST)) for name in found.places.names)
@@ -177,7 +175,6 @@ def without_task(found: Explanation) -> str:
 
 
 def show_holder(view: LockView, found: Explanation) -> None:
-    """Print who has the lock on some nodes."""
     votes = f"on {len(view.stored_on)} of {len(found.lock.nodes)} nodes"
     if view.is_foreign:
         click.echo(f"  Something else than celery-redlock has written its key, {votes}.")
@@ -207,7 +204,6 @@ def show_holder(view: LockView, found: Explanation) -> None:
 
 
 def show_places(places: Places) -> None:
-    """Print who has each of *places*."""
     rows: list[tuple[str, ...]] = []
     for place in places.all:
         name, nodes = one_line(place.stored_name, LONGEST), len(place.nodes)
@@ -218,7 +214,6 @@ def show_places(places: Places) -> None:
 
 
 def show_waiters(places: Places) -> None:
-    """Print who waits, the oldest first; nothing if nobody does."""
     waiters = places.waiters
     if not waiters:
         return
@@ -236,7 +231,6 @@ def show_waiters(places: Places) -> None:
 
 
 def show_nodes(lock: OneLock) -> None:
-    """Print what each node has."""
     rows = []
     for node in lock.nodes:
         plain = node_as_plain(node, lock)
@@ -254,7 +248,6 @@ def show_nodes(lock: OneLock) -> None:
 
 
 def as_plain(found: Explanation) -> dict[str, Any]:
-    """Return *found* as plain JSON values."""
     holder = found.holder
     return {
         "lock": found.lock.name,
@@ -282,13 +275,11 @@ def as_plain(found: Explanation) -> dict[str, Any]:
 def reservation_with_result(
     seen: StoredReservation | None, found: Explanation
 ) -> dict[str, Any] | None:
-    """Return who has the name reserved, with the state of its result if it has ended."""
     plain = reservation_as_json(seen)
     return plain and {**plain, "result": found.results.get(str(plain["task_id"]))}
 
 
 def place_as_plain(place: OneLock) -> dict[str, Any]:
-    """Return who has a place as plain JSON values."""
     holder = place.holder
     return {
         "lock": place.stored_name,
@@ -300,7 +291,6 @@ def place_as_plain(place: OneLock) -> dict[str, Any]:
 
 
 def holder_as_plain(view: LockView) -> dict[str, Any]:
-    """Return a holder as plain JSON values."""
     return {
         **holder_as_json(view),
         "fence": view.fence or None,
@@ -311,7 +301,6 @@ def holder_as_plain(view: LockView) -> dict[str, Any]:
 
 
 def node_as_plain(node: NodeStatus, lock: OneLock) -> dict[str, Any]:
-    """Return what a node has as plain JSON values."""
     stored = lock.stored.get(node.node, StoredLock())
     return {
         "node": node.node,

@@ -1,4 +1,4 @@
-"""The Flask app of the page: what is served where, and to whom."""
+"""The Flask app of the page: what it serves under which address."""
 
 from __future__ import annotations
 
@@ -54,15 +54,6 @@ ERRORS = {401: "Who are you?", 429: "Not so fast"}
 
 
 def make_app(title: str, settings: Settings, reader: Reader, door: Door) -> Flask:
-    """
-    Return the page as a WSGI app.
-
-    Args:
-        title: Name of the Celery app.
-        settings: Of the app.
-        reader: Where readings come from.
-        door: To whom it is served.
-    """
     app = Flask(__package__ or __name__)
     app.config.update(CONFIG)
     key = app.secret_key = secrets.token_bytes(32)

@@ -1,4 +1,4 @@
-"""What each page shows, made of what its address asks for and of what was read."""
+"""Contents of each page: from what its address asks for and what was read."""
 
 from __future__ import annotations
 
@@ -76,22 +76,13 @@ TIMES: dict[str, tuple[float, str]] = {
 
 @dataclass(frozen=True)
 class Asked:
-    """
-    What a page is asked for in its address, which can be kept and shared.
+    """What a page is asked for in its address, which can be bookmarked and shared."""
 
-    Attributes:
-        q: Words that are searched.
-        event: One of `EVENTS`.
-        since: One of `TIMES`.
-        before: Id of the record behind which the list of what happened begins; "" for all.
-        name: Of the task or lock that the page is about; "" for the page of all.
-    """
-
-    q: str = ""
-    event: str = ""
-    since: str = ""
-    before: str = ""
-    name: str = ""
+    q: str = ""  # words that are searched
+    event: str = ""  # one of `EVENTS`
+    since: str = ""  # one of `TIMES`
+    before: str = ""  # id of the record behind which the list of events begins; "" for all
+    name: str = ""  # of the task or lock that the page is about; "" for the page of all
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Asked:
@@ -112,7 +103,7 @@ class Asked:
         return {key: value for key, value in narrow.items() if value}
 
     def search(self, now: float, task: str = "") -> Search:
-        """Return what is searched for at the time *now* [s, Unix time], of one *task* if given."""
+        """Return the search at the time *now* [s, Unix time], of one *task* if given."""
         ago = TIMES[self.since][0]
         return Search(
             # The name is a word, too: nodes look for it by themselves.
@@ -133,7 +124,6 @@ class TaskRow(NamedTuple):
 
 
 def main_page(settings: Settings, reader: Reader, asked: Asked) -> dict[str, Any]:
-    """Return what the page of everything shows."""
     search = asked.search(time.time())
     page = reader.page(search)
     records = page.matching(search)
@@ -151,7 +141,6 @@ def main_page(settings: Settings, reader: Reader, asked: Asked) -> dict[str, Any
 
 
 def task_page(settings: Settings, reader: Reader, asked: Asked) -> dict[str, Any]:
-    """Return what the page of one task shows."""
     now = time.time()
     search = asked.search(now, asked.name)
     page = reader.page(search)
@@ -174,7 +163,6 @@ def task_page(settings: Settings, reader: Reader, asked: Asked) -> dict[str, Any
 
 
 def report_page(settings: Settings, reader: Reader, _asked: Asked) -> dict[str, Any]:
-    """Return what the page of the report shows."""
     tallies, age = reader.tallies()
     found = tallies and report_of(
         reader.app, settings.rules, tallies, time.time() - DAY, len(settings.nodes)
@@ -183,7 +171,6 @@ def report_page(settings: Settings, reader: Reader, _asked: Asked) -> dict[str, 
 
 
 def lock_page(settings: Settings, reader: Reader, asked: Asked) -> dict[str, Any]:
-    """Return what the page of one lock shows."""
     found, age = reader.explain(asked.name, asked.search(time.time()))
     return {
         "found": found,
@@ -224,7 +211,6 @@ def common(
 
 
 def reserved_for(page: Page, search: Search) -> list[ReservationView]:
-    """Return which reservations fit the words of *search*."""
     fields = ("task", "task_id", "host")
     return [
         it
@@ -234,17 +220,15 @@ def reserved_for(page: Page, search: Search) -> list[ReservationView]:
 
 
 def freshness(age: float) -> dict[str, Any]:
-    """Return how old what was read is."""
     return {"is_stale": age > PATIENCE, "read_at": time.time() - age}
 
 
 def holds_of(page: Page) -> dict[str, Holds]:
-    """Return how long each task held its locks in the last day."""
     return {name: it.holds for name, it in (page.tallies or Tallies()).tasks.items()}
 
 
 def task_rows(records: Iterable[Mapping[str, Any]], holds: Mapping[str, Holds]) -> list[TaskRow]:
-    """Return a row per task; the one that something happened to last comes first."""
+    """Return a row per task; the one with the newest refusal comes first."""
     refused: Counter[str] = Counter()
     last: dict[str, Any] = {}
     for record in filter(is_refusal, records):
@@ -271,14 +255,9 @@ def answers(
     is_known: bool,
 ) -> list[tuple[str, Mapping[str, Any]]]:
     """
-    Return in sentences what a search has found, what holds now first; with the record of each.
+    Return in sentences what a search has found, the present first; with the record of each.
 
-    Args:
-        found: Live locks that match.
-        reserved: Reservations that match.
-        rows: What happened that matches, newest first.
-        nodes: How many there are.
-        is_known: Whether enough answered to tell that there is no such lock.
+    *rows* are newest first; *is_known* says whether enough nodes answered to exclude such a lock.
     """
     # The newest, whatever it says, and before it what somebody may have to act on.
     notable = [it for it in rows[1:] if wording(it.record).mark != "plain"]
@@ -295,7 +274,6 @@ def answers(
 
 
 def of_lock(lock: LockView, nodes: int, silent: int) -> str:
-    """Return who keeps others from *lock*, and for how long."""
     name, holder = text(lock.name), text(who(lock.holder, time.time()), 400)
     on = f"{len(lock.stored_on)} of {nodes} nodes"
     if lock.ttl is None:
@@ -315,11 +293,9 @@ def of_lock(lock: LockView, nodes: int, silent: int) -> str:
 
 
 def of_reservation(view: ReservationView) -> str:
-    """Return whose message keeps calls from being published, and for how long."""
     return f"Name {text(view.name)} is reserved by {text(reservation_in_words(view.reservation))}."
 
 
 def of_entry(entry: Entry) -> str:
-    """Return what happened, when and why."""
     at = moment(entry.record.get("at"))
     return f"{f'{at.ago} ago: ' if at else ''}{text(sentence(entry.record), 600)}."
