@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery_redlock.lock.scripts.votes import Verdict
-from celery_redlock.ops.listing import scalar
-from celery_redlock.ops.text import LONGEST, one_line
+from celery_redlock.ops.text import LONGEST, one_line, scalar
 from celery_redlock.reading.stored import StoredReservation
 from celery_redlock.task.execution.plan import Plan, SetAside, Situation, plan
 from celery_redlock.task.options import LockOptions

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
 import click
 
+from celery_redlock.ops.as_json import who_as_json
 from celery_redlock.ops.screen import COLOURS
 from celery_redlock.ops.text import LONGEST, one_line, show_table
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.quorum import MARKS
 from celery_redlock.reading.sentences import sentence
 from celery_redlock.reading.stored import LockView, ReservationView, StoredReservation
-from celery_redlock.reading.waiters import Waiter
 from celery_redlock.words import counted, duration, number
 
 __all__ = [
@@ -25,22 +24,15 @@ __all__ = [
     "LOCK_SPARE",
     "RESERVATION_HEAD",
     "STATES",
-    "holder_as_json",
     "left",
     "line",
     "local_time",
-    "lock_as_json",
     "lock_row",
     "note_silent",
-    "reservation_as_json",
     "reservation_in_words",
     "reservation_row",
-    "reserved_as_json",
-    "scalar",
     "show_nodes",
     "since_in_words",
-    "waiter_as_json",
-    "who_as_json",
 ]
 
 #: State of a node -> how it is shown on a terminal.
@@ -53,8 +45,6 @@ LOCK_COLOURS = {"never": "red"}
 #: What a narrow terminal can do without, first to go first.
 LOCK_SPARE = ("FENCE", "PID", "OLDEST", "WAITING", "HOST", "TASK")
 RESERVATION_HEAD = ("NAME", "TASK ID", "TASK", "STATE", "STANDS FOR", "MERGED", "VOTES", "TOKEN")
-#: What a holder says about itself that is shown.
-HOLDER = ("task_id", "task", "execution", "host", "pid", "since")
 #: Events that are noticed by more than one process: who noticed is worth a word.
 NOTICED = ("Node", "Leader")
 
@@ -126,31 +116,8 @@ def reservation_in_words(seen: StoredReservation) -> str:
     return f"task {task}, id {its_id}: {what}{merged}; token {token}"
 
 
-def reservation_as_json(seen: StoredReservation | None) -> dict[str, Any] | None:
-    """Return whose message stands for the name; of its token the public part."""
-    if seen is None:
-        return None
-    plain = who_as_json(seen.info)
-    del plain["execution"]  # it has none before it runs
-    stands = {"running": seen.is_running, "ended": seen.has_run, "left": seen.left}
-    return {**plain, **stands, "merged": seen.merged, "token": seen.seen}
-
-
-def reserved_as_json(view: ReservationView, nodes: int) -> dict[str, Any]:
-    return {
-        "name": view.name,
-        **(reservation_as_json(view.reservation) or {}),
-        "votes": view.votes,
-        "reserved": view.is_known(nodes),
-    }
-
-
 def since_in_words(since: float | None) -> str:
     return "" if since is None else duration(max(0.0, time.time() - since))
-
-
-def waiter_as_json(waiter: Waiter) -> dict[str, Any]:
-    return {**asdict(waiter), "age": waiter.age}
 
 
 def note_silent(nodes: Sequence[str]) -> None:
@@ -165,39 +132,6 @@ def note_silent(nodes: Sequence[str]) -> None:
 def left(ttl: float | None) -> str:
     """Return the rest of a lease; "never" for one that does not end."""
     return "never" if ttl is None else f"{ttl:.1f} s"
-
-
-def lock_as_json(lock: LockView, nodes: int) -> dict[str, Any]:
-    """Return what may be shown of *lock*, which is on some of so many *nodes*."""
-    return {
-        "name": lock.name,
-        **holder_as_json(lock),
-        "held": lock.is_held(nodes),
-        "fence": lock.fence or None,
-        "waiting": lock.waiting,
-        "waiting_since": lock.waiting_since,
-        "foreign": lock.is_foreign,
-    }
-
-
-def holder_as_json(lock: LockView) -> dict[str, Any]:
-    return {
-        **who_as_json(lock.holder),
-        "age": lock.age,
-        "ttl": lock.ttl,
-        "votes": lock.votes,
-        "token": lock.holder.get("token"),
-    }
-
-
-def who_as_json(holder: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of *holder* that are shown; None for missing ones."""
-    return {field: scalar(holder.get(field)) for field in HOLDER}
-
-
-def scalar(value: object) -> str | float | None:
-    """Return *value* if it is text or a number; else somebody else wrote it."""
-    return value if isinstance(value, (str, int, float)) else None
 
 
 def line(record: Mapping[str, Any]) -> str:

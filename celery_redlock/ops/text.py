@@ -14,7 +14,16 @@ import click
 from celery_redlock.ops.screen import colour, is_terminal
 from celery_redlock.process.log import cut
 
-__all__ = ["LONGEST", "Columns", "in_json", "one_line", "paragraph", "show_json", "show_table"]
+__all__ = [
+    "LONGEST",
+    "Columns",
+    "in_json",
+    "one_line",
+    "paragraph",
+    "scalar",
+    "show_json",
+    "show_table",
+]
 
 #: So much of a name is shown to a person; JSON has all of it.
 LONGEST = 120
@@ -144,3 +153,8 @@ def one_line(text: object, longest: int | None = None) -> str:
     """Return *text* without control characters, and no more than *longest* characters of it."""
     line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
     return line if longest is None else cut(line, longest)
+
+
+def scalar(value: object) -> str | float | None:
+    """Return *value* if it is text or a number; else somebody else wrote it."""
+    return value if isinstance(value, (str, int, float)) else None

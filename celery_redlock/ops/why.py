@@ -16,7 +16,7 @@ from celery.states import READY_STATES
 from celery_redlock.errors import ConfigurationError, LockKeyError
 from celery_redlock.lock.lease import quorum
 from celery_redlock.ops.forecast import at_publish, at_run
-from celery_redlock.ops.listing import scalar
+from celery_redlock.ops.text import scalar
 from celery_redlock.reading.journal import KEPT
 from celery_redlock.reading.journal_view import is_refusal_of
 from celery_redlock.reading.one_lock import OneLock

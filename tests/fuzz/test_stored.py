@@ -35,9 +35,10 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts.votes import Vote, VoteKind, holder_of
 from celery_redlock.observers.logging import log_event
 from celery_redlock.ops import listing
+from celery_redlock.ops.as_json import lock_as_json
 from celery_redlock.ops.cli import redlock
 from celery_redlock.ops.inspected import of_child
-from celery_redlock.ops.listing import lock_as_json, lock_row
+from celery_redlock.ops.listing import lock_row
 from celery_redlock.ops.text import in_json as shown_json
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading import tally

@@ -9,7 +9,7 @@ import pytest
 from celery_redlock.lock.records import encode_info, holder_payload
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.waiting.waiting import HEARD_FOR, NO_CHANNEL, InLine, wait_request
-from celery_redlock.ops.listing import waiter_as_json
+from celery_redlock.ops.as_json import waiter_as_json
 from celery_redlock.reading.read_script import FEW, READ, arguments_of_read, read_stored
 from celery_redlock.reading.stored import views_of
 from celery_redlock.reading.waiters import noted_waiters, oldest_since, waiters_of

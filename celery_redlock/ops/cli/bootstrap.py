@@ -8,15 +8,9 @@ from itertools import islice
 
 import click
 
+from celery_redlock.ops.as_json import lock_as_json
 from celery_redlock.ops.cli.command import UNWELL, operator_command, settings_at_hand
-from celery_redlock.ops.listing import (
-    LOCK_COLOURS,
-    LOCK_HEAD,
-    LOCK_SPARE,
-    lock_as_json,
-    lock_row,
-    show_nodes,
-)
+from celery_redlock.ops.listing import LOCK_COLOURS, LOCK_HEAD, LOCK_SPARE, lock_row, show_nodes
 from celery_redlock.ops.screen import is_terminal
 from celery_redlock.ops.text import one_line, show_json, show_table
 from celery_redlock.reading.all_locks import AllLocks

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import click
 
 from celery_redlock.lock.lease import quorum
+from celery_redlock.ops.as_json import lock_as_json, reserved_as_json
 from celery_redlock.ops.cli.command import UNWELL, operator_command, settings_at_hand
 from celery_redlock.ops.cli.watch import WATCH, watch
 from celery_redlock.ops.listing import (
@@ -19,11 +20,9 @@ from celery_redlock.ops.listing import (
     LOCK_HEAD,
     LOCK_SPARE,
     RESERVATION_HEAD,
-    lock_as_json,
     lock_row,
     note_silent,
     reservation_row,
-    reserved_as_json,
 )
 from celery_redlock.ops.screen import Progress, Stop, is_terminal, stop_on_interrupt
 from celery_redlock.ops.text import Columns, in_json, one_line, show_table

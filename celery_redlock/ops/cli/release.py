@@ -15,6 +15,7 @@ from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import PUBLIC_TOKEN_LENGTH, Keys
 from celery_redlock.lock.scripts.votes import Verdict
+from celery_redlock.ops.as_json import holder_as_json, reserved_as_json
 from celery_redlock.ops.cli.command import (
     TEXT,
     UNWELL,
@@ -23,12 +24,7 @@ from celery_redlock.ops.cli.command import (
     operator_command,
     settings_at_hand,
 )
-from celery_redlock.ops.listing import (
-    holder_as_json,
-    left,
-    reservation_in_words,
-    reserved_as_json,
-)
+from celery_redlock.ops.listing import left, reservation_in_words
 from celery_redlock.ops.loading import load_tasks
 from celery_redlock.ops.screen import is_terminal
 from celery_redlock.ops.text import LONGEST, one_line, show_json

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
 from celery_redlock.lock.scripts.votes import Verdict
+from celery_redlock.ops.as_json import explanation_as_json, node_as_json
 from celery_redlock.ops.cli.command import (
     TEXT,
     UNWELL,
@@ -23,24 +23,19 @@ from celery_redlock.ops.listing import (
     LOCK_HEAD,
     LOCK_SPARE,
     STATES,
-    holder_as_json,
     left,
     line,
     lock_row,
-    reservation_as_json,
     reservation_in_words,
-    scalar,
     since_in_words,
-    waiter_as_json,
 )
 from celery_redlock.ops.loading import load_tasks
 from celery_redlock.ops.screen import COLOURS, colour
-from celery_redlock.ops.text import LONGEST, one_line, show_json, show_table
+from celery_redlock.ops.text import LONGEST, one_line, scalar, show_json, show_table
 from celery_redlock.ops.why import Explanation, explain, find_task, limits_in_call, most_places
-from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.one_lock import OneLock
 from celery_redlock.reading.places import Places
-from celery_redlock.reading.stored import LockView, StoredLock, StoredReservation
+from celery_redlock.reading.stored import LockView, StoredReservation
 from celery_redlock.words import counted, who
 
 __all__ = ["why"]
@@ -103,7 +98,7 @@ def why(*, call: tuple[str, ...], name: str | None, headers: tuple[str, ...], as
         limits = {name: most_places(app)}
     found = explain(app, settings, limits, task)
     if as_json:
-        show_json(as_plain(found))
+        show_json(explanation_as_json(found))
     else:
         show(found)
     return 0 if found.state == "free" else UNWELL
@@ -233,7 +228,7 @@ def show_waiters(places: Places) -> None:
 def show_nodes(lock: OneLock) -> None:
     rows = []
     for node in lock.nodes:
-        plain = node_as_plain(node, lock)
+        plain = node_as_json(node, lock)
         token = "" if node.state in ("down", "unfit") else "free"
         rest = ""
         if plain["ttl"] != 0.0:
@@ -242,71 +237,3 @@ def show_nodes(lock: OneLock) -> None:
             (node.node, node.state, token, rest, str(plain["fence"] or ""), one_line(node.problem))
         )
     show_table(("NODE", "STATE", "TOKEN", "TTL LEFT", "FENCE", "PROBLEM"), rows, STATES)
-
-
-# --- as JSON ------------------------------------------------------------------------------
-
-
-def as_plain(found: Explanation) -> dict[str, Any]:
-    holder = found.holder
-    return {
-        "lock": found.lock.name,
-        "task": found.task or None,
-        "state": found.state,
-        "holder": None if holder is None else holder_as_plain(holder),
-        "others": [holder_as_plain(each) for each in found.lock.views if each != holder],
-        "nodes": [node_as_plain(node, found.lock) for node in found.lock.nodes],
-        "another_call": {
-            "meets": found.places.verdict.value,
-            "publish": found.publish,
-            "run": found.run or None,
-        },
-        "queued": reservation_with_result(found.lock.queued, found),
-        "next": reservation_with_result(found.lock.next, found),
-        "waiting": found.places.waiting,
-        "waiting_since": next((it.since for it in found.places.waiters), None),
-        "waiters": [waiter_as_json(it) for it in found.places.waiters],
-        "places": [place_as_plain(place) for place in found.places.all],
-        "workers": [{"worker": name, "has_it": has} for name, has in found.workers.items()],
-        "recent": list(found.recent),
-    }
-
-
-def reservation_with_result(
-    seen: StoredReservation | None, found: Explanation
-) -> dict[str, Any] | None:
-    plain = reservation_as_json(seen)
-    return plain and {**plain, "result": found.results.get(str(plain["task_id"]))}
-
-
-def place_as_plain(place: OneLock) -> dict[str, Any]:
-    holder = place.holder
-    return {
-        "lock": place.stored_name,
-        "name": place.name,
-        "place": place.number,
-        "state": place.state,
-        "holder": None if holder is None else holder_as_plain(holder),
-    }
-
-
-def holder_as_plain(view: LockView) -> dict[str, Any]:
-    return {
-        **holder_as_json(view),
-        "fence": view.fence or None,
-        "renewals": scalar(view.holder.get("renewals", 0)),
-        "margin": scalar(view.holder.get("margin")),
-        "foreign": view.is_foreign,
-    }
-
-
-def node_as_plain(node: NodeStatus, lock: OneLock) -> dict[str, Any]:
-    stored = lock.stored.get(node.node, StoredLock())
-    return {
-        "node": node.node,
-        "state": node.state,
-        "token": stored.holder.get("token"),
-        "ttl": 0.0 if stored.value is None else stored.ttl,
-        "fence": stored.fence or None,
-        "problem": node.problem,
-    }
