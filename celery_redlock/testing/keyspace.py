@@ -1,5 +1,5 @@
 """
-The keys of a node in memory, and the Redis commands that the library's scripts use.
+The keys of a node in memory, and what Redis commands do with them.
 
 Values expire by the node's clock, exactly as long after they were set as was asked for. A server,
 which counts in whole milliseconds, keeps them for up to one more. What no script uses is refused
@@ -8,107 +8,29 @@ in the words of Redis, which ``tests/contract/test_memory.py`` holds to real ser
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-from redis.exceptions import (
-    NoPermissionError,
-    NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
+from celery_redlock.testing.values import (
+    LARGEST,
+    NEVER,
+    OK,
+    SYNTAX,
+    WRONG_TYPE,
+    Hash,
+    Refused,
+    SortedSet,
+    Status,
+    Stream,
+    real,
+    whole,
 )
 
-__all__ = [
-    "COMMANDS",
-    "NEVER",
-    "OK",
-    "Command",
-    "Keyspace",
-    "Refused",
-    "SortedSet",
-    "Status",
-    "Store",
-]
-
-#: When a key without an end expires [ms].
-NEVER = float("inf")
-#: The largest number that Redis counts with.
-LARGEST = 2**63 - 1
+__all__ = ["Keyspace", "Store"]
 
 #: Key -> a string, a hash, a sorted set or a stream, and when it expires [ms]. Values are replaced,
 #: never changed, so that a copy of the store stays what it was.
 Store = dict[bytes, tuple[Any, float]]
-
-#: First word of an error -> what redis-py raises for it; it leaves that word out then.
-ERRORS: dict[str, type[RedisError]] = {
-    "ERR": ResponseError,
-    "NOPERM": NoPermissionError,
-    "NOSCRIPT": NoScriptError,
-    "OOM": OutOfMemoryError,
-    "READONLY": ReadOnlyError,
-}
-SYNTAX = "ERR syntax error"
-NO_INTEGER = "ERR value is not an integer or out of range"
-NO_FLOAT = "ERR value is not a valid float"
-WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
-
-
-class Refused(Exception):
-    """An error in answer to a command; in Redis' words, its code first."""
-
-    @property
-    def reply(self) -> RedisError:
-        code, _, message = str(self).partition(" ")
-        return ERRORS[code](message) if code in ERRORS else ResponseError(str(self))
-
-
-class Status(bytes):
-    """A reply like OK, which is not text to Lua."""
-
-    __slots__ = ()
-
-
-class Hash(dict[bytes, bytes]):
-    """Fields and their values."""
-
-
-class SortedSet(dict[bytes, float]):
-    """Members and their scores."""
-
-
-class Stream(tuple[tuple[bytes, tuple[bytes, ...]], ...]):
-    """Entries in their order: an id, and its fields and values."""
-
-    __slots__ = ()
-
-
-OK = Status(b"OK")
-
-
-def whole(word: bytes) -> int:
-    """Return the number in *word*; raises Refused where Redis would."""
-    try:
-        number = int(word)
-    except ValueError:
-        raise Refused(NO_INTEGER) from None
-    if word != b"%d" % number or abs(number) > LARGEST:
-        raise Refused(NO_INTEGER)
-    return number
-
-
-def real(word: bytes, otherwise: str = NO_FLOAT) -> float:
-    """Return the score in *word*; raises Refused, which says *otherwise*, where Redis would."""
-    try:
-        number = float(word)
-    except ValueError:
-        raise Refused(otherwise) from None
-    if math.isnan(number):
-        raise Refused(otherwise)
-    return number
 
 
 class Keyspace:
@@ -310,42 +232,3 @@ class Keyspace:
         if len(sections) > 1:
             raise Refused(SYNTAX)
         return self.info(*sections or (b"",))
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A command that nodes in memory know."""
-
-    do: Callable[..., Any]
-    least: int  # arguments at least
-    most: float = NEVER  # at most
-    writes: bool = False  # whether it may change the keys
-    grows: bool = False  # whether it may need memory, so that a full server refuses it
-
-    def fits(self, words: Sequence[bytes]) -> bool:
-        return self.least <= len(words) <= self.most
-
-
-COMMANDS = {
-    b"DEL": Command(Keyspace.delete, 1, writes=True),
-    b"EXISTS": Command(Keyspace.exists, 1),
-    b"GET": Command(Keyspace.get, 1, 1),
-    b"HDEL": Command(Keyspace.hdel, 2, writes=True),
-    b"HGET": Command(Keyspace.hget, 2, 2),
-    b"HGETALL": Command(Keyspace.hgetall, 1, 1),
-    b"HLEN": Command(Keyspace.hlen, 1, 1),
-    b"HMGET": Command(Keyspace.hmget, 2),
-    b"HSET": Command(Keyspace.hset, 3, writes=True, grows=True),
-    b"INFO": Command(Keyspace.tell, 0),
-    b"MGET": Command(Keyspace.mget, 1),
-    b"PEXPIRE": Command(Keyspace.pexpire, 2, 2, writes=True),
-    b"PTTL": Command(Keyspace.pttl, 1, 1),
-    b"PUBLISH": Command(Keyspace.publish, 2, 2),
-    b"RENAME": Command(Keyspace.rename, 2, 2, writes=True),
-    b"SET": Command(Keyspace.set, 2, writes=True, grows=True),
-    b"TIME": Command(Keyspace.time, 0, 0),
-    b"XADD": Command(Keyspace.xadd, 4, writes=True, grows=True),
-    b"ZADD": Command(Keyspace.zadd, 3, 3, writes=True, grows=True),
-    b"ZRANGE": Command(Keyspace.zrange, 3, 4),
-    b"ZREM": Command(Keyspace.zrem, 2, 2, writes=True),
-}

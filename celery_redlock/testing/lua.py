@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from celery_redlock.testing.keyspace import Refused, Status
+from celery_redlock.testing.values import Refused, Status
 
 try:
     from lupa import lua51

@@ -12,15 +12,9 @@ from redis.exceptions import RedisError
 from celery_redlock.lock.scripts.scripting import registered
 from celery_redlock.process.forks import around_fork
 from celery_redlock.testing import lua
-from celery_redlock.testing.keyspace import (
-    COMMANDS,
-    OK,
-    Command,
-    Keyspace,
-    Refused,
-    Status,
-    Store,
-)
+from celery_redlock.testing.commands import COMMANDS, Command
+from celery_redlock.testing.keyspace import Keyspace, Store
+from celery_redlock.testing.values import OK, Refused, Status
 
 __all__ = ["NodeModel", "Store"]
 

@@ -24,6 +24,7 @@ from celery_redlock.lock.records import shorten
 from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.web import command, reader
 from celery_redlock.ops.web.app import make_app
+from celery_redlock.ops.web.asked import Asked
 from celery_redlock.ops.web.chart import hold_chart, time_chart
 from celery_redlock.ops.web.format import moment, short, text, visible
 from celery_redlock.ops.web.guard import (
@@ -37,7 +38,7 @@ from celery_redlock.ops.web.guard import (
 )
 from celery_redlock.ops.web.reader import Cached, Page
 from celery_redlock.ops.web.releasing import LIFETIME
-from celery_redlock.ops.web.views import BLOCKERS, ENTRIES, Asked
+from celery_redlock.ops.web.views import BLOCKERS, ENTRIES
 from celery_redlock.ops.why import explained
 from celery_redlock.reading import all_locks
 from celery_redlock.reading import search as searching

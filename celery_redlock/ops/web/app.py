@@ -9,19 +9,12 @@ from typing import Any
 from flask import Flask, Response, make_response, render_template, request
 from werkzeug.exceptions import HTTPException
 
+from celery_redlock.ops.web.asked import EVENTS, TIMES, Asked
 from celery_redlock.ops.web.format import FILTERS, linked, text
 from celery_redlock.ops.web.guard import Door, guard
 from celery_redlock.ops.web.reader import Reader
 from celery_redlock.ops.web.releasing import Desk
-from celery_redlock.ops.web.views import (
-    EVENTS,
-    TIMES,
-    Asked,
-    lock_page,
-    main_page,
-    report_page,
-    task_page,
-)
+from celery_redlock.ops.web.views import lock_page, main_page, report_page, task_page
 from celery_redlock.reading.quorum import MARKS, MEANINGS
 from celery_redlock.reading.sentences import sentence, wording
 from celery_redlock.settings import Settings
