@@ -58,8 +58,6 @@ _every_observer: weakref.WeakSet[CeleryEvents] = weakref.WeakSet()
 
 
 class CeleryEvents:
-    """Sends what happens as Celery events, where the app of *plugin* sends such."""
-
     def __init__(self, plugin: Any) -> None:
         self._plugin = plugin
         self._publishes = bool(plugin.app.conf.task_send_sent_event)
@@ -97,7 +95,6 @@ class CeleryEvents:
 
 
 def worker_name() -> str:
-    """Return the name of the worker that this process belongs to; "" if it is none."""
     known: Any = getattr(trace, "_localized", ())  # from where Celery takes it for each task
     return str(known[-1]) if known else ""
 

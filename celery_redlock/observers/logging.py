@@ -63,7 +63,6 @@ class Log:
             logger.log(level, "%s", sentence(record), extra=extra)
 
     def _level(self, event: Any, level: int) -> int:
-        """Return *level*, or a lower one for what others report."""
         if event.is_preliminary and event.task:
             return logging.INFO if self._is_due(event.name) else logging.DEBUG
         times = getattr(event, "times", 1)
@@ -85,7 +84,6 @@ class Log:
         return True
 
     def _is_news(self, event: NodeEvent) -> bool:
-        """Return whether a node has changed; at first they are up."""
         if isinstance(event, NodeUp):
             is_news = event.node in self._down
             self._down.discard(event.node)
@@ -102,7 +100,6 @@ log_event = Log()
 
 
 def fields_of(record: dict[str, Any]) -> dict[str, Any]:
-    """Return what is known of an event, in one flat dict of plain values; no token."""
     fields = dict(record)
     for given in ("event", "at", "host", "pid"):  # a log record has these by itself
         del fields[given]

@@ -39,7 +39,6 @@ def observer_of(named: Any, plugin: Any) -> Observer:
 
 
 def what_is_wrong(named: str, error: Exception) -> str:
-    """Return why *error* came of an item, and what helps."""
     if named in EXTRAS:
         missing = getattr(error, "name", None) or error
         return f"{named!r} needs {missing}; pip install 'celery-redlock[{EXTRAS[named]}]'"

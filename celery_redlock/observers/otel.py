@@ -50,8 +50,6 @@ Step = tuple[Change, list[tuple[str, str]], float | str]
 
 
 class OpenTelemetry:
-    """Records what happens with whatever SDK is set up, now or later."""
-
     def __init__(self) -> None:
         self._tracer = trace.get_tracer(SCOPE)
         meter = metrics.get_meter(SCOPE)
@@ -146,7 +144,6 @@ def change_of(meter: metrics.Meter, metric: Metric) -> Change:
 
 
 def keys_of(metric: Metric) -> list[tuple[str, str]]:
-    """Return attribute and field of each label of *metric*."""
     return [(KEYS.get(key, f"redlock.{key}"), field) for key, field in metric.labels.items()]
 
 
@@ -161,7 +158,6 @@ def attributes_of(labels: list[tuple[str, str]], event: Event) -> Attributes:
 
 
 def note(name: str, event: Any) -> None:
-    """Note on the span of the task what a policy did."""
     span = trace.get_current_span()
     if span.is_recording():
         noted = {f"redlock.{field}": getattr(event, field) for field in event.noted}
@@ -174,7 +170,6 @@ def about_task(event: LockEvent) -> Attributes:
 
 
 def about_holder(holder: dict[str, Any]) -> Attributes:
-    """Return who holds a lock, as attributes: nothing of its token."""
     known = {key: holder[key] for key in HOLDER if key in holder}
     plain = {key: it for key, it in known.items() if isinstance(it, (str, int, float))}
     return {f"redlock.holder.{key}": it for key, it in plain.items()}

@@ -114,7 +114,6 @@ def count(counts: Counts, at: float, event: Any) -> None:
 
 
 def cause_of(event: Any) -> str:
-    """Return which of `CAUSES` *event* is one of; "" for none."""
     # What waits is refused again and again, and counts once.
     is_first = getattr(event, "times", 1) <= 1
     return event.counts_as if is_first and event.counts_as in CAUSES else ""

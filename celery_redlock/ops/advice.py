@@ -35,8 +35,6 @@ MOST = 0.99
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do about one option."""
-
     option: str  # its name, or that of a setting
     text: str  # what was measured, and what follows
     value: float | str | None = None  # what to set the option to; None to leave it as it is
@@ -80,7 +78,6 @@ def advise(watched: Watched) -> list[Advice]:
 
 
 def of_ttl(watched: Watched, options: LockOptions) -> Iterator[Advice]:
-    """Advise on ``lock_ttl``: it covers stalls, not the length of the body."""
     holds, ttl, lost = watched.tally.holds, options.ttl, watched.met("lost")
     if not holds.count:
         return
@@ -153,7 +150,6 @@ def round_up(length: float) -> float:
 
 
 def of_memory(watched: Watched, options: LockOptions) -> Iterator[Advice]:
-    """Advise on ``dedup_ttl``: executions are remembered for as long as copies may come."""
     timeout, longest = watched.visibility_timeout, watched.tally.holds.longest
     copies = watched.met("redelivered") + watched.met("finished")
     if timeout is None or not (copies or watched.acks_late):
@@ -217,7 +213,6 @@ def entry_of(watched: Watched, advice: list[Advice]) -> tuple[dict[str, Any], li
 
 
 def literal(value: Any) -> Any:
-    """Return *value* as Python writes it; None if it cannot be written so."""
     if isinstance(value, Enum):  # of words, or numbers
         value = value.value
     if isinstance(value, timedelta):

@@ -29,7 +29,6 @@ HOLDER = ("task_id", "task", "execution", "host", "pid", "since")
 
 
 def lock_as_json(lock: LockView, nodes: int) -> dict[str, Any]:
-    """Return what may be shown of *lock*, which is on some of so many *nodes*."""
     return {
         "name": lock.name,
         **holder_as_json(lock),
@@ -52,7 +51,6 @@ def holder_as_json(lock: LockView) -> dict[str, Any]:
 
 
 def who_as_json(holder: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of *holder* that are shown; None for missing ones."""
     return {field: scalar(holder.get(field)) for field in HOLDER}
 
 

@@ -66,7 +66,6 @@ def at_duplicate(options: LockOptions, stands: StoredReservation, *, is_next: bo
 
 
 def at_run(task: Any, options: LockOptions, verdict: Verdict) -> str:
-    """Return what a worker would do with another call of *task* now; *verdict* of the nodes."""
     if verdict is Verdict.GRANTED:
         return GETS_IT
     situation = Situation.TAKEN if verdict is Verdict.TAKEN else Situation.UNAVAILABLE

@@ -53,7 +53,6 @@ def nodes_of(app: Any) -> dict[str, Any]:
 
 
 def described(info: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """Return what is reported of a lock; None is unknown."""
     who = {field: info.get(field) for field in ("task", "task_id", "execution", "pid")}
     return {**dict.fromkeys(LOCK), **who, "unknown": False, **more}
 

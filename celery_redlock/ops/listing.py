@@ -130,7 +130,6 @@ def note_silent(nodes: Sequence[str]) -> None:
 
 
 def left(ttl: float | None) -> str:
-    """Return the rest of a lease; "never" for one that does not end."""
     return "never" if ttl is None else f"{ttl:.1f} s"
 
 
@@ -143,7 +142,6 @@ def line(record: Mapping[str, Any]) -> str:
 
 
 def local_time(at: object) -> str:
-    """Return a moment [s, Unix time] in local time."""
     try:
         return datetime.fromtimestamp(number(at), timezone.utc).astimezone().strftime("%F %T")
     except (OverflowError, ValueError, OSError):  # a year that there is not

@@ -41,8 +41,6 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class TaskReport:
-    """What one task did, and what to set."""
-
     name: str
     tally: TaskTally
     mode: str  # "report" (nothing was refused), "enforce" or "both"; "" if it only published
@@ -57,7 +55,6 @@ class TaskReport:
 
     @property
     def by_hand(self) -> list[str]:
-        """What to change where no entry can, a sentence each."""
         told = []
         if self.left_out and self.entry:
             told.append(
@@ -79,8 +76,6 @@ class TaskReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What all tasks did."""
-
     since: float  # from when on counts are included [s, Unix time]
     first: float  # when anything was first counted [s, Unix time]; 0.0 if nothing was
     watched: float  # how long something was counted [s]
@@ -92,7 +87,6 @@ class Report:
 
     @property
     def is_complete(self) -> bool:
-        """Whether a quorum of nodes said what it has counted."""
         return self.nodes - len(self.silent) >= quorum(self.nodes)
 
     @property

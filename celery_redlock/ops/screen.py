@@ -33,12 +33,10 @@ QUIET_FOR, SAY_EVERY = 1.0, 0.2
 
 
 def is_terminal(stream: Any) -> bool:
-    """Return whether a person reads or writes *stream*; it is None where it was closed."""
     return stream is not None and not stream.closed and bool(stream.isatty())
 
 
 def is_colourless() -> bool:
-    """Return whether ``--no-color`` or ``NO_COLOR`` forbids colours, or the terminal has none."""
     if os.environ.get("NO_COLOR") or is_dumb():
         return True
     context = click.get_current_context(silent=True)

@@ -110,7 +110,6 @@ def room() -> int | None:
 
 
 def kept(head: Sequence[str], least: Sequence[int], most: int, spare: Sequence[str]) -> list[int]:
-    """Return the places of the columns that fit into *most* characters."""
     places = list(range(len(head)))
     for word in spare:
         if taken(least[place] for place in places) <= most:
@@ -120,7 +119,6 @@ def kept(head: Sequence[str], least: Sequence[int], most: int, spare: Sequence[s
 
 
 def fitted(widths: dict[int, int], least: Sequence[int], most: int) -> dict[int, int]:
-    """Return *widths* with the widest columns cut so that all fit."""
     widths = dict(widths)
     while taken(widths.values()) > most:
         place = max(widths, key=lambda one: widths[one] - least[one])

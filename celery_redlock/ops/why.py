@@ -177,7 +177,6 @@ def explained(
 
 
 def task_of(app: Any, places: Places) -> Any:
-    """Return the task of the first holder; None if *app* does not know it."""
     holders = (view.holder for place in places.all for view in place.views)
     named = next((scalar(holder.get("task")) for holder in holders), None)
     return None if app is None else app.tasks.get(str(named))

@@ -104,7 +104,6 @@ def node_statuses(nodes: Sequence[Any], rules: Rules) -> list[NodeStatus]:
 def visited(
     connection: AbstractConnection, rules: Rules, fingerprint: str, commands: Sequence[Command]
 ) -> tuple[Standing | Exception, Sequence[Any]]:
-    """Return how a node is, or why it does not vote, and its replies to *commands*."""
     try:
         sent = time.monotonic()
         greeting = greet(connection)
@@ -126,7 +125,6 @@ def visited(
 
 
 def status_of(address: Address, found: Standing | Exception, seen: set[str]) -> NodeStatus:
-    """Return how a node is; unfit if its server is among those *seen*."""
     if isinstance(found, Exception):
         return failed(address.label, found)
     greeting, state, left, latency = found
@@ -205,7 +203,6 @@ def check_distinct(greeting: Greeting, seen: set[str]) -> None:
 def enrolment(
     connection: AbstractConnection, rules: Rules, run_id: str, fingerprint: str
 ) -> tuple[str, float]:
-    """Return whether a node is enrolled, as `enrol` has it, and how long it must not vote [s]."""
     if not rules.restart_guard:
         return "enrolled", 0.0
     state, left, _ = enrol(connection, rules, run_id, fingerprint, "look")

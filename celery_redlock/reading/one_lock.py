@@ -56,7 +56,6 @@ class OneLock:
 
     @property
     def holder(self) -> LockView | None:
-        """Who has a majority of the nodes; None for nobody."""
         most = next(iter(self.views), None)
         return most if most and most.is_held(len(self.nodes)) else None
 

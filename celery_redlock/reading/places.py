@@ -68,7 +68,6 @@ class Places:
 
     @property
     def waiters(self) -> list[Waiter]:
-        """Who waits for any of them as a message or in ``lock_wait``, the oldest first."""
         return sorted((it for place in self.all for it in place.waiters), key=in_order)
 
 
@@ -113,7 +112,6 @@ def read_places(
 def locks_in(
     status: NodeStatus, replies: Sequence[Any], count: int
 ) -> tuple[NodeStatus, list[StoredLock]]:
-    """Return how a node is, and so many locks in its *replies*; none if it did not tell."""
     error = next((reply for reply in replies if isinstance(reply, Exception)), None)
     if error is None:
         try:

@@ -100,7 +100,6 @@ EXPIRIES = Script(EXPIRIES_LUA, read_release, guarded=False)
 
 
 def read_commands(rules: Rules, names: Sequence[str]) -> list[Sequence[Any]]:
-    """Return the commands that read the locks *names*, some at a time, with all who wait."""
     pages = [names[begin : begin + PAGE] for begin in range(0, len(names), PAGE)]
     keys = [[Keys.of(rules.prefix, name).lock for name in page] for page in pages]
     return [
@@ -161,7 +160,6 @@ def stored(now: int, fields: Sequence[Any]) -> StoredLock:
 def reservation_in(
     fields: Sequence[bytes | None], now: int, lock: bytes | None
 ) -> StoredReservation | None:
-    """Return the reservation in *fields*, None if it does not stand (any more)."""
     token, info, until, under, started, merged = (value or b"" for value in fields)
     left = (number(until) - now) / 1000.0
     holds = bool(under) and (lock or b"")[:TOKEN_LENGTH] == under

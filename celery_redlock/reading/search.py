@@ -53,7 +53,6 @@ class Search:
         )
 
     def has_words(self, *values: Any) -> bool:
-        """Return whether each of the words is in any of *values*."""
         wanted = self.words.split()
         if not wanted:
             return True
@@ -74,7 +73,6 @@ class Search:
 
 
 def is_like(value: object, pattern: str | None) -> bool:
-    """Return whether *value* fits *pattern*; everything fits none."""
     return pattern is None or (isinstance(value, str) and fnmatchcase(value, pattern))
 
 
@@ -127,7 +125,6 @@ class Found:
 def find_locks(
     views: Iterable[LockView], search: Search, now: Callable[[], float] = time.monotonic
 ) -> Found:
-    """Return which of *views* fit *search*; ends early when there are many."""
     ends = None  # until the first is there: a node that hangs takes its time before that
     neediest: list[tuple[Need, int, LockView]] = []  # a heap; the number tells equal ones apart
     matching = looked = 0

@@ -147,7 +147,6 @@ class LockView:
 
     @property
     def is_releasable(self) -> bool:
-        """Whether the lock can be named, and its holder identified."""
         token = self.holder.get("token")
         strange = "\N{REPLACEMENT CHARACTER}"  # the name in the key was no UTF-8, and is not known
         is_known = isinstance(token, str) and len(token) >= PUBLIC_TOKEN_LENGTH
@@ -200,7 +199,6 @@ def newest_reservation(found: Iterable[StoredReservation]) -> StoredReservation:
 
 
 def reservation_views(name: str, locks: Mapping[str, StoredLock]) -> list[ReservationView]:
-    """Return who has the name of a lock reserved; *locks* by node label."""
     found: dict[bytes, list[tuple[str, StoredReservation]]] = {}
     for label, lock in locks.items():
         for one in lock.reservations:

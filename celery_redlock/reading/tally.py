@@ -87,8 +87,6 @@ register(RECORD)
 
 
 class Counts(NamedTuple):
-    """What is counted: numbers by their fields, and an example of each cause by its."""
-
     numbers: dict[str, int]
     examples: dict[str, dict[str, Any]]
 
@@ -116,7 +114,6 @@ def tally_request(rules: Rules, hour: int, task: str, counts: Counts) -> Request
 
 
 def read_counts(reply: Sequence[Any]) -> Counts:
-    """Return what a node says of `FIELDS` and `EXAMPLES`, less what others have written there."""
     values = dict(zip((*FIELDS, *EXAMPLES), reply, strict=True))
     numbers = {name: natural(values[name]) for name in FIELDS}
     examples = {
@@ -174,7 +171,6 @@ class TaskTally:
 
     @classmethod
     def of(cls, hours: Sequence[Counts]) -> TaskTally:
-        """Return what the task did in *hours*, the oldest first."""
         numbers, examples = together(hours, HOW)
         ttl = next((it.numbers["ttl"] for it in reversed(hours) if "ttl" in it.numbers), 0)
 

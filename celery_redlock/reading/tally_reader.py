@@ -89,8 +89,6 @@ class TallyReader:
         return Tallies(dict(sorted(tasks.items(), key=lambda it: (-it[1].ran, it[0]))), silent)
 
     def _ask(self, hours: Sequence[int]) -> tuple[Hours, list[str]]:
-        """Return what all nodes say of *hours*, and the labels of those that did not answer."""
-
         def ask(address: Address) -> Hours | None:
             try:
                 with connected(address) as connection:

@@ -60,7 +60,6 @@ def noted_waiters(fields: Sequence[bytes], now: float) -> list[Noted]:
 
 
 def noted(who: bytes, value: bytes) -> Noted | None:
-    """Return that *who* waits; None if somebody else has written this."""
     match = RECORD.fullmatch(value)
     if match is None or WHO.fullmatch(who) is None:
         return None
@@ -84,12 +83,10 @@ def noted(who: bytes, value: bytes) -> Noted | None:
 
 
 def oldest_since(found: Iterable[Noted]) -> float | None:
-    """Return since when the oldest waits [s, Unix time]; None if nobody does."""
     return min((one.waiter.since for one in found), default=None)
 
 
 def waiters_of(found: Iterable[Noted]) -> list[Waiter]:
-    """Return who waits by what all nodes have, the oldest first."""
     by_who: dict[bytes, list[Noted]] = {}
     for one in found:
         by_who.setdefault(one.who, []).append(one)

@@ -30,7 +30,6 @@ def app_on(app: Any, servers: Servers) -> Iterator[None]:
 
 
 def rules_of(app: Any) -> Rules:
-    """Return the rules of *app*, whatever nodes it names; raises ConfigurationError."""
     return Settings.from_conf({**redlock_conf(app), "redlock_nodes": ["redis://memory/0"]}).rules
 
 

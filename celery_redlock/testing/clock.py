@@ -123,5 +123,4 @@ class TickedWatchdog(Watchdog):
 
     @property
     def due_at(self) -> float:
-        """When it has something to do next [s]."""
         return self._due[0][0] if self._due else float("inf")

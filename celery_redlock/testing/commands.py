@@ -13,8 +13,6 @@ __all__ = ["COMMANDS", "Command"]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command that nodes in memory know."""
-
     do: Callable[..., Any]
     least: int  # arguments at least
     most: float = float("inf")  # at most

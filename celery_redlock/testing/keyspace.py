@@ -55,7 +55,6 @@ class Keyspace:
         return self.micros // 1000
 
     def find(self, key: bytes) -> Any:
-        """Return the value at *key*, None if there is none (any more)."""
         found = self.store.get(key)
         if found is None:
             return None
@@ -65,7 +64,6 @@ class Keyspace:
         return found[0]
 
     def of_type(self, kind: type, key: bytes) -> Any:
-        """Return the value at *key*, None for none; raises Refused if it is of another type."""
         found = self.find(key)
         if found is not None and type(found) is not kind:
             raise Refused(WRONG_TYPE)
@@ -130,7 +128,6 @@ class Keyspace:
         return 1
 
     def rename(self, key: bytes, to: bytes) -> Status:
-        """RENAME, which takes the end along."""
         if self.find(key) is None:
             raise Refused("ERR no such key")
         self.store[to] = self.store.pop(key)
@@ -228,7 +225,6 @@ class Keyspace:
         return [b"%d" % part for part in divmod(self.micros, 1_000_000)]
 
     def tell(self, *sections: bytes) -> bytes:
-        """INFO, of a section or of all."""
         if len(sections) > 1:
             raise Refused(SYNTAX)
         return self.info(*sections or (b"",))

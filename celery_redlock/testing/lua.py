@@ -107,7 +107,6 @@ _run, _answered, _compiled = _lua.execute(PRELUDE)
 
 @cache
 def compiled(source: bytes) -> Script:
-    """Return *source* compiled; raises Refused if it is no Lua."""
     script, problem = _compiled(source)
     if script is None:
         raise Refused(
@@ -127,7 +126,6 @@ def run(script: Script, call: Call, keys: int, words: Sequence[bytes]) -> Any:
 
 
 def reply_of(kind: int, value: Any, *parts: Any) -> Any:
-    """Return the reply for what a script returned; raises Refused for an error."""
     if kind == ARRAY:
         return [part if type(part) is bytes else converted(part) for part in parts]
     if kind == ERROR:

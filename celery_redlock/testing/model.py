@@ -90,7 +90,6 @@ class NodeModel:
         self.history, self.has_followed = history, True
 
     def greet(self) -> None:
-        """Learn all scripts, as from every client that connects."""
         with _turn:
             for script in registered():
                 self.scripts[script.sha] = lua.compiled(script.source)
@@ -141,7 +140,6 @@ class NodeModel:
         return command.do(self.keyspace, *words)
 
     def _may_write(self, command: Command) -> None:
-        """Raise Refused if the node is in no state to; a script that has written may go on."""
         if self.is_replica:
             raise Refused(REPLICA)
         if self.is_full and command.grows and not self._has_written:
@@ -182,7 +180,6 @@ class NodeModel:
         return lua.run(script, self._call, int(keys), words)
 
     def _call(self, *words: Any) -> Any:
-        """Do what ``redis.call`` wants, and return what crosses to Lua."""
         try:
             return lua.crossing(self._called(*words))
         except Refused as refused:

@@ -131,7 +131,6 @@ def settings_at_hand() -> Settings:
 
 
 def settings_of(app: Any) -> Settings:
-    """Return the settings of *app*; raises ConfigurationError."""
     try:
         settings = plugin_for(app).settings
     except ConfigurationError as error:

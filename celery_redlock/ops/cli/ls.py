@@ -70,8 +70,6 @@ pid, since, running, ended, left, merged, token, votes[], reserved (by a majorit
 
 
 class Listed(NamedTuple):
-    """A kind of what is listed."""
-
     key: str  # in JSON
     source: type[Everywhere[Any]]  # goes through all
     head: tuple[str, ...]  # of the table
@@ -143,7 +141,6 @@ def ls(
 
 
 def none_of(settings: Settings, kind: Listed, pattern: str | None, longest: float) -> str:
-    """Return that none was found, and of how many if only some were looked for."""
     count, least = count_of(settings, kind, "", longest) if pattern else (0, "")
     if not count:
         return f"No {kind.none}."

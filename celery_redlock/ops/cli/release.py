@@ -144,7 +144,6 @@ def seen_in(places: Sequence[OneLock], tokens: Sequence[str]) -> tuple[OneLock, 
 def release_one(
     settings: Settings, lock: OneLock, token: str, *, yes: bool, as_json: bool
 ) -> dict[str, Any]:
-    """Release one lock, and print that; return what ``--json`` shows."""
     name, seen, results = lock.stored_name, seen_with(lock, token), dict[str, str]()
     if seen is None:
         reason = why_not(lock)
@@ -184,7 +183,6 @@ def seen_with(lock: OneLock, token: str) -> LockView | ReservationView | None:
 
 
 def why_not(lock: OneLock) -> str:
-    """Return why there is nothing to release, as ``--json`` says it."""
     if len(lock.stored) < quorum(len(lock.nodes)):
         return "unavailable"
     if not lock.views and lock.reservations:
@@ -195,7 +193,6 @@ def why_not(lock: OneLock) -> str:
 
 
 def outcome(results: Mapping[str, str], seen: LockView | ReservationView) -> str:
-    """Return what happened to what *seen* had, as ``--json`` says it."""
     answers = results.values()
     gone = [node for node, result in results.items() if result in GONE]
     if len(gone) < quorum(len(results)):

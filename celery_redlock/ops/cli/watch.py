@@ -67,7 +67,6 @@ class Page(io.StringIO):
 
 
 def printed(look: Callable[[], object]) -> tuple[str, str]:
-    """Return what *look* writes to stdout and stderr."""
     page, notes = Page(), io.StringIO()
     with contextlib.redirect_stdout(page), contextlib.redirect_stderr(notes):
         look()
@@ -75,7 +74,6 @@ def printed(look: Callable[[], object]) -> tuple[str, str]:
 
 
 def fitted(console: Console, page: str, notes: str) -> Text:
-    """Return *page* with *notes* and the time beneath it; of a longer page the first lines."""
     from rich.text import Text  # noqa: PLC0415  an extra
 
     lines = [*Text.from_ansi(page).wrap(console, console.width)]

@@ -142,7 +142,6 @@ def show(found: Explanation) -> None:
 
 
 def result_of(seen: StoredReservation, found: Explanation) -> str:
-    """Return what the result backend says of the task that has the name reserved, if it ended."""
     state = found.results.get(str(seen.info.get("task_id")))
     if state is None or seen.has_run or seen.is_window:
         return ""
@@ -150,7 +149,6 @@ def result_of(seen: StoredReservation, found: Explanation) -> str:
 
 
 def without_task(found: Explanation) -> str:
-    """Return what another call would meet, as far as the lock name alone says."""
     if found.places.verdict is Verdict.GRANTED:
         return GETS_IT
     option, meets = "on_unavailable", "finds no quorum"

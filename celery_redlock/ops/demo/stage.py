@@ -86,8 +86,6 @@ class Tally:
 
 
 class Stage:
-    """The servers, the worker, and what is known of them."""
-
     def __init__(
         self, stop: Stop, nodes: Sequence[Server], broker: Server, folder: Path, *, with_locks: bool
     ) -> None:
@@ -129,7 +127,6 @@ class Stage:
         )
 
     def unacknowledged(self) -> int:
-        """Return how many messages the broker would deliver again if the worker died now."""
         with redis.Redis.from_url(self._broker.url) as client:
             return int(client.hlen("unacked"))
 
@@ -155,7 +152,6 @@ class Stage:
     def watch(
         self, orders: Sequence[str], until: Callable[[Tally], bool], longest: float = PATIENCE
     ) -> Tally:
-        """Wait until the tally of *orders* is as it should be, and return it."""
         tally = self.tally(orders)
 
         def is_so() -> bool:
@@ -170,7 +166,6 @@ class Stage:
         return self.watch(orders, lambda tally: not (tally.open or tally.running))
 
     def start_worker(self) -> None:
-        """Start a worker and wait until it is ready; raises Broken and Stopped."""
         self._workers += 1
         name = f"worker-{self._workers}@demo"
         own = {
@@ -227,7 +222,6 @@ def happened(text: str) -> None:
 
 @contextlib.contextmanager
 def staged(stop: Stop, *, with_locks: bool) -> Iterator[Stage]:
-    """Set the stage for the body of a ``with``, and leave nothing behind; raises Broken."""
     with contextlib.ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="redlock-demo-"))
         # Gone after the `with`, and even if this process is killed.

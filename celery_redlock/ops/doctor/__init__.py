@@ -19,8 +19,6 @@ LEVELS = (ERROR, WARNING, NOTE)
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is not as it should be."""
-
     level: str  # one of `LEVELS`
     code: str  # its name for scripts; does not change
     where: str  # a node, a task, a setting, or "" for all of it

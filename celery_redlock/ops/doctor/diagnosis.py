@@ -39,7 +39,6 @@ __all__ = ["findings", "gather"]
 
 
 def findings(facts: Facts) -> list[Finding]:
-    """Return what is wrong, the worst first."""
     checks = (check_cluster, check_nodes, check_tasks)
     found = [finding for check in checks for finding in check(facts)]
     return sorted(found, key=lambda finding: LEVELS.index(finding.level))
@@ -144,7 +143,6 @@ def is_delayed_in_broker(app: Any) -> bool:
 
 
 def other(role: str, url: Any) -> Iterator[OtherServer]:
-    """Yield the Redis at *url* that the app has in this *role*, if it is one."""
     found, run_id = redis_of(url), ""
     if found is None:
         return

@@ -16,8 +16,6 @@ __all__ = ["Facts", "NodeFacts", "OtherServer", "TaskFacts", "place_of"]
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
-    """What one node said of itself."""
-
     node: str
     problem: str = ""  # why it does not answer; "" if it does
     info: Mapping[str, str] = field(default_factory=dict)  # fields of its INFO
@@ -44,15 +42,12 @@ class NodeFacts:
 
     @property
     def votes(self) -> bool:
-        """Whether it would vote now."""
         is_up = not (self.problem or self.refuses_writes)
         return is_up and self.state == "enrolled" and not self.quarantine
 
 
 @dataclass(frozen=True, kw_only=True)
 class OtherServer:
-    """A Redis that the app uses for something else."""
-
     role: str  # "broker" or "result backend"
     place: str  # host and port
     run_id: str  # of its process; "" if it does not tell
@@ -60,8 +55,6 @@ class OtherServer:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskFacts:
-    """What is known of one task."""
-
     name: str
     problem: str = ""  # what is wrong with its options; "" if nothing is
     options: LockOptions | None = None  # of its lock; None if they are invalid
@@ -72,8 +65,6 @@ class TaskFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """All that is known."""
-
     settings: Settings
     nodes: Sequence[NodeFacts] = ()
     tasks: Sequence[TaskFacts] = ()  # those that take locks

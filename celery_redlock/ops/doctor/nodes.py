@@ -139,7 +139,6 @@ class Visit:
     denied_to_tools: list[str] = field(default_factory=list)
 
     def facts(self, fingerprint: str) -> dict[str, Any]:
-        """Return the fields of `NodeFacts`; raises redis-py's errors if it ceases to answer."""
         info = read_info(self.ask(self.denied, "INFO") or b"")
         found: dict[str, Any] = {"info": info, **self.clock()}
         with contextlib.suppress(Unfit):
@@ -177,7 +176,6 @@ class Visit:
         return {"latencies": [took for took, _ in samples], "clock_offset": min(samples)[1]}
 
     def config(self) -> dict[str, str] | None:
-        """Return what matters of the configuration; None if the node does not show it."""
         config = {}
         for name in CONFIG:
             reply = self.ask([], "CONFIG", "GET", name)
@@ -221,7 +219,6 @@ class Visit:
         self.ask(self.denied_to_wake, "SUBSCRIBE", channel(self.rules.prefix, "doctor"))
 
     def standing(self, run_id: str, fingerprint: str) -> dict[str, Any]:
-        """Return whether the node is enrolled, and may vote."""
         try:
             state, left = enrolment(self.connection, self.rules, run_id, fingerprint)
         except Unfit:

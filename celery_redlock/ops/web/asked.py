@@ -56,12 +56,10 @@ class Asked:
 
     @property
     def filters(self) -> dict[str, str]:
-        """What narrows the page down, as arguments of an address."""
         narrow = {"name": self.name, "q": self.q, "event": self.event, "since": self.since}
         return {key: value for key, value in narrow.items() if value}
 
     def search(self, now: float, task: str = "") -> Search:
-        """Return the search at the time *now* [s, Unix time], of one *task* if given."""
         ago = TIMES[self.since][0]
         return Search(
             # The name is a word, too: nodes look for it by themselves.

@@ -31,8 +31,6 @@ class Bar:
 
 @dataclass(frozen=True)
 class Chart:
-    """Bars."""
-
     bars: Sequence[Bar]
     line_at: float | None = None  # where a line crosses them, in bars from the left
     line: str = ""  # what the line is
@@ -58,12 +56,10 @@ def hold_chart(holds: Holds) -> Chart:
 
 
 def rounded(value: float) -> str:
-    """Return *value* with two digits that count."""
     return f"{float(f'{value:.2g}'):g}"
 
 
 def time_chart(counts: Sequence[int], length: float) -> Chart:
-    """Return a bar for each of *counts*, over the last *length* [s]."""
     parts = len(counts)
     ago = [f"{duration((parts - i) * length / parts)} ago" for i in range(parts)]
     ends = [*ago[1:], "now"]

@@ -111,7 +111,6 @@ def door_for(settings: Settings, host: str, names: tuple[str, ...]) -> Door:
 
 
 def serve(celery: Any, settings: Settings, door: Door, port: int) -> None:
-    """Serve the page until the process is interrupted; raises ClickException if it cannot."""
     from celery_redlock.ops.web.app import make_app  # noqa: PLC0415  an extra
     from celery_redlock.ops.web.reader import Reader  # noqa: PLC0415
     from celery_redlock.ops.web.serving import make_server  # noqa: PLC0415

@@ -63,7 +63,6 @@ def text(value: Any, longest: int = SHORT) -> str:
 
 
 def number(value: Any) -> float | None:
-    """Return *value* if it can be a time or a count, None if not."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if 0 <= value <= LATEST else None
@@ -88,7 +87,6 @@ def moment(value: Any) -> Moment | None:
 
 
 def short(count: int) -> str:
-    """Return *count* in few characters, to fit over a bar of a chart."""
     for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
         if count >= size:
             return f"{count / size:.2g}{unit}" if count < 10 * size else f"{count // size}{unit}"

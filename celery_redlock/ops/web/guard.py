@@ -108,7 +108,6 @@ def digest(token: str) -> bytes:
 
 
 def pause_after(count: int) -> float:
-    """Return how long to wait after so many wrong tokens [s]."""
     return 0.0 if count < FREE else float(min(LONGEST, 2 ** min(count - FREE, 10)))
 
 
@@ -146,8 +145,6 @@ class Door:
 
 
 def guard(app: Flask, door: Door) -> None:
-    """Have *app* let in only whom *door* admits, and put our headers on every response."""
-
     @app.before_request
     def admit() -> None:
         if not door.admits(request.headers.get("Host")):
@@ -219,7 +216,6 @@ def address_in(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether *host* is this machine and cannot be reached from others."""
     name = plain(host)
     address = address_in(name)
     return name == "localhost" or (address is not None and address.is_loopback)

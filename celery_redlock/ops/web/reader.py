@@ -117,13 +117,10 @@ class Page:
 
     @property
     def begin(self) -> Any:
-        """When the oldest record was written; None if there is none."""
         return self.records[0].get("at") if self.records else None
 
 
 class Reader:
-    """Reads the lock nodes for all pages; without *app* no tasks are known."""
-
     def __init__(self, nodes: Sequence[Any], rules: Rules, app: Any = None) -> None:
         self._nodes = nodes
         self._rules = rules
@@ -196,7 +193,6 @@ class Reader:
         return self._searched(of_locks, lambda: self._find(of_locks))
 
     def _searched(self, what: Search | str, read: Callable[[], Any]) -> Cached[Any]:
-        """Return what is read for *what*, a search or the name of a lock."""
         with self._mutex:
             cached = self._searches.setdefault(what, Cached(read, self._scanners))
             self._searches.move_to_end(what)

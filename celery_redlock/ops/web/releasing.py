@@ -137,7 +137,6 @@ class Desk:
 
 
 def result_in_words(result: str) -> tuple[str, bool]:
-    """Return a result in words, and whether it is as wanted."""
     return RESULTS.get(result, (text(f"not asked: {result}", 200), False))
 
 

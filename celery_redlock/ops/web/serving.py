@@ -27,8 +27,6 @@ LIMIT = 2 * CONNECTIONS + 100
 
 
 class Channel(HTTPChannel):  # type: ignore[misc]  # Waitress has no types
-    """One connection."""
-
     last_activity: float
 
     def __init__(self, server: Any, *args: Any, **kwargs: Any) -> None:
@@ -51,7 +49,6 @@ def make_room(server: Any) -> None:
 
 
 def make_server(app: Any, host: str, port: int) -> Any:
-    """Return Waitress with *app*; raises OSError or ValueError for a bad address."""
     sockets: dict[int, Any] = {}
     server = create_server(
         app,

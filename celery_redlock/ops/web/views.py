@@ -111,7 +111,6 @@ def lock_page(settings: Settings, reader: Reader, asked: Asked) -> dict[str, Any
 def common(
     settings: Settings, page: Page, asked: Asked, records: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return what all pages need whose locks and *records* match a search."""
     total, found = len(settings.nodes), page.found or Found([])
     away = {node.node for node in page.nodes or () if node.state in ("quarantined", "unmarked")}
     is_known = total - len(away.union(found.silent)) >= quorum(total)
@@ -154,7 +153,6 @@ def holds_of(page: Page) -> dict[str, Holds]:
 
 
 def task_rows(records: Iterable[Mapping[str, Any]], holds: Mapping[str, Holds]) -> list[TaskRow]:
-    """Return a row per task; the one with the newest refusal comes first."""
     refused: Counter[str] = Counter()
     last: dict[str, Any] = {}
     for record in filter(is_refusal, records):
