@@ -16,7 +16,6 @@ from celery_redlock.observers.records import record_of
 
 if TYPE_CHECKING:
     from celery_redlock.observers.tally import Tally
-    from celery_redlock.reading.journal import Journal
 
 __all__ = ["JournalObserver"]
 
@@ -27,14 +26,10 @@ SAME_END = 2.0
 
 
 class JournalObserver:
-    """
-    Writes what is worth knowing later to the journals of the nodes, and counts the rest.
+    """Has *write* record what is worth knowing later, and *tally* count all else."""
 
-    *journal* is called for each record: it is another one after a change of the settings.
-    """
-
-    def __init__(self, journal: Callable[[], Journal], tally: Tally) -> None:
-        self._journal = journal
+    def __init__(self, write: Callable[[dict[str, Any]], None], tally: Tally) -> None:
+        self._write = write
         self._tally = tally
         self._down: set[str] = set()
         self._ends: dict[str, float] = {}
@@ -48,7 +43,7 @@ class JournalObserver:
         if not event.journal or (event.journal == "granted" and not event.queued_for):
             return
         if event.journal != "nodes" or self._is_news(event):
-            self._journal().put(record_of(event))
+            self._write(record_of(event))
 
     def _is_news(self, event: NodeEvent) -> bool:
         """Return whether to write this now: no end of what was not, nothing twice or too often."""
@@ -80,7 +75,7 @@ class JournalObserver:
             if not self._is_too_soon(node):
                 self._late.pop(node, None)
                 self._written[node].append(time.monotonic())
-                self._journal().put(record_of(event))
+                self._write(record_of(event))
 
     def flush(self) -> None:
         self._tally.flush()

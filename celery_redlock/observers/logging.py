@@ -49,7 +49,7 @@ class Log:
         self._skip_level = int(getattr(logging, skip_level))
         self._speaks_of_nodes = speaks_of_nodes
         self._down: set[str] = set()
-        self._told: dict[str, float] = {}
+        self._logged: dict[str, float] = {}
 
     def __call__(self, event: Event) -> None:
         level = event.level if type(event) is not TaskSkipped else self._skip_level
@@ -76,11 +76,11 @@ class Log:
     def _is_due(self, name: str) -> bool:
         """Return whether the last line about no quorum for this lock is long ago."""
         now = time.monotonic()
-        if now - self._told.get(name, float("-inf")) < PAUSE:
+        if now - self._logged.get(name, float("-inf")) < PAUSE:
             return False
-        if len(self._told) >= MOST_NAMES:
-            self._told.clear()
-        self._told[name] = now
+        if len(self._logged) >= MOST_NAMES:
+            self._logged.clear()
+        self._logged[name] = now
         return True
 
     def _is_news(self, event: NodeEvent) -> bool:

@@ -14,7 +14,7 @@ from celery_redlock.observers.journal import JournalObserver
 from celery_redlock.observers.logging import Log
 from celery_redlock.observers.tally import Tally
 from celery_redlock.process.log import get_logger
-from celery_redlock.reading.journal import Journal
+from celery_redlock.reading.journal import Record, write_record
 from celery_redlock.reading.tally import Counts, tally_request
 
 __all__ = ["READY", "observer_of"]
@@ -48,6 +48,9 @@ def what_is_wrong(named: str, error: Exception) -> str:
 
 
 def journal(plugin: Any) -> Observer:
+    def write(record: Record) -> None:
+        write_record(plugin.locks, record)
+
     def send(hour: int, task: str, counts: Counts) -> None:
         locks = plugin.locks
         locks.driver.tell(tally_request(locks.rules, hour, task, counts))
@@ -55,7 +58,7 @@ def journal(plugin: Any) -> Observer:
     def reaches_all() -> bool:
         return all(node.is_settled for node in plugin.locks.fanout.nodes)
 
-    return JournalObserver(lambda: Journal.on(plugin.locks), Tally(send, reaches_all))
+    return JournalObserver(write, Tally(send, reaches_all))
 
 
 def celery_events(plugin: Any) -> Observer:

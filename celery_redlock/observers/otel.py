@@ -90,8 +90,8 @@ class OpenTelemetry:
             self._changes[REPORTED](1, attributes_of(keys_of(REPORTED), event))
             span = trace.get_current_span()
             if span.is_recording():
-                told = {LOCK: event.name, "redlock.cause": event.counts_as}
-                span.add_event("redlock.reported", told)
+                attributes = {LOCK: event.name, "redlock.cause": event.counts_as}
+                span.add_event("redlock.reported", attributes)
 
     def _acquired(self, event: LockAcquired) -> None:
         span = self._wait(event, event.waited, event.outcome)
@@ -160,8 +160,8 @@ def attributes_of(labels: list[tuple[str, str]], event: Event) -> Attributes:
 def note(name: str, event: Any) -> None:
     span = trace.get_current_span()
     if span.is_recording():
-        noted = {f"redlock.{field}": getattr(event, field) for field in event.noted}
-        about = {LOCK: event.name, **noted, **about_holder(event.holder)}
+        recorded = {f"redlock.{field}": getattr(event, field) for field in event.noted}
+        about = {LOCK: event.name, **recorded, **about_holder(event.holder)}
         span.add_event(f"redlock.{name}", about)
 
 

@@ -26,8 +26,8 @@ __all__ = ["Outbox"]
 
 logger = get_logger(__name__)
 
-#: Things that are kept; one of ours has about 500 bytes.
-KEPT = 5000
+#: Things that wait at most; one of ours has about 500 bytes.
+MOST = 5000
 #: Things that are sent at once.
 BATCH = 100
 #: How long things are gathered before they are sent [s].
@@ -50,7 +50,7 @@ class Outbox:
         what: What the things are, for the log.
         send: Sends a batch. What it raises means that nothing of it was sent.
         hang_up: Lets go of whatever *send* holds open; called from the same thread.
-        kept: How many things wait at most [> 0].
+        most: How many things wait at most [> 0].
     """
 
     def __init__(
@@ -58,18 +58,18 @@ class Outbox:
         what: str,
         send: Callable[[Sequence[Any]], None],
         hang_up: Callable[[], None],
-        kept: int = KEPT,
+        most: int = MOST,
     ) -> None:
         self._what = what
         self._send = send
         self._hang_up = hang_up
-        self._kept = kept
+        self._most = most
         self._start_over()
         _every_outbox.add(self)
 
     def _start_over(self) -> None:
         """Hold nothing. After a fork: the parent sends what it has not sent yet."""
-        self._things: deque[Any] = deque(maxlen=self._kept)
+        self._things: deque[Any] = deque(maxlen=self._most)
         self._under_way: list[Any] = []
         self._dropped = 0
         self._starting = new_mutex()
@@ -78,11 +78,11 @@ class Outbox:
         self._hurried = threading.Event()
         self._tried = threading.Event()
         self._fails_since: float | None = None
-        self._told_at = -TELL_EVERY
+        self._reported_at = -TELL_EVERY
         self._is_closed = False
 
     def put(self, thing: Any) -> None:
-        if len(self._things) == self._kept:
+        if len(self._things) == self._most:
             self._dropped += 1
         self._things.append(thing)
         if not self._woken.is_set():
@@ -182,13 +182,13 @@ class Outbox:
             "%s cannot be sent (%s); the newest %d are kept meanwhile",
             self._what,
             type(error).__name__,
-            self._kept,
+            self._most,
         )
 
     def _tell_of_dropped(self) -> None:
         now, dropped = time.monotonic(), self._dropped
-        if dropped and now >= self._told_at + TELL_EVERY:
-            self._told_at, self._dropped = now, 0
+        if dropped and now >= self._reported_at + TELL_EVERY:
+            self._reported_at, self._dropped = now, 0
             logger.warning("%d %s were dropped, the oldest first", dropped, self._what)
 
     def after_fork_in_child(self) -> None:

@@ -17,12 +17,17 @@ from prometheus_client import Counter, Gauge, Histogram, values
 
 from celery_redlock.events import KINDS, Event, LockReleased, LockRenewed
 from celery_redlock.events.metrics import REPORTED, Metric, gauge
-from celery_redlock.observers.counting import counting
+from celery_redlock.process.forks import around_fork
+from celery_redlock.process.mutex import new_mutex
 
 __all__ = ["COUNTS_IN_FILES", "count_event"]
 
 #: Whether prometheus_client adds up processes, as it decided when something first imported it.
 COUNTS_IN_FILES = bool(getattr(values.ValueClass, "_multiprocess", False))
+#: Held while something is counted, and by whoever forks: a child would find the mutexes of
+#: prometheus_client as another thread of the parent held them, and never released.
+counting = new_mutex()
+around_fork("counting", counting.release, before=counting.acquire, in_parent=counting.release)
 
 
 class Children(dict[Any, Callable[[float], None]]):

@@ -29,7 +29,7 @@ EXAMPLE = ("at", "host", "pid", "name", "task_id", "holder_id", "reason", "votes
 #: What is counted beside what is refused.
 HOLDS = (LockAcquired, LockReleased)
 #: A moment [s, Unix time], and what happened.
-Noted = tuple[float, Any]
+Recorded = tuple[float, Any]
 
 
 class Tally:
@@ -48,16 +48,16 @@ class Tally:
         self._send, self._reaches_all = send, reaches_all
         self._is_late = False
         self._sent = float("-inf")
-        self._noted: deque[Noted] = deque()  # its own steps are atomic: no lock
+        self._recorded: deque[Recorded] = deque()  # its own steps are atomic: no lock
         self._pid = os.getpid()
 
     def __call__(self, event: Any) -> None:
         if not (event.journal == "refused" or type(event) in HOLDS) or not event.task:
             return
-        if self._pid != os.getpid():  # what the parent noted is the parent's
-            self._noted, self._pid = deque(), os.getpid()
-        self._noted.append((time.time(), event))
-        if time.monotonic() - self._sent >= EVERY or len(self._noted) >= MOST:
+        if self._pid != os.getpid():  # what the parent recorded is the parent's
+            self._recorded, self._pid = deque(), os.getpid()
+        self._recorded.append((time.time(), event))
+        if time.monotonic() - self._sent >= EVERY or len(self._recorded) >= MOST:
             if self._is_late or self._reaches_all():
                 self.flush()
             else:
@@ -67,22 +67,22 @@ class Tally:
         if self._pid != os.getpid():
             return
         self._sent, self._is_late = time.monotonic(), False
-        for (hour, task), counts in summed(taken_from(self._noted)).items():
+        for (hour, task), counts in summed(taken_from(self._recorded)).items():
             self._send(hour, task, counts)
 
 
-def taken_from(noted: deque[Noted]) -> Iterator[Noted]:
+def taken_from(recorded: deque[Recorded]) -> Iterator[Recorded]:
     """Yield what was recorded, each once whoever else takes from it."""
     while True:
         try:
-            yield noted.popleft()
+            yield recorded.popleft()
         except IndexError:
             return
 
 
-def summed(noted: Iterable[Noted]) -> dict[tuple[int, str], Counts]:
+def summed(recorded: Iterable[Recorded]) -> dict[tuple[int, str], Counts]:
     found: dict[tuple[int, str], Counts] = {}
-    for at, event in noted:
+    for at, event in recorded:
         if is_text(event.task):
             key = int(at // HOUR), event.task
             if key not in found:
@@ -122,8 +122,8 @@ def cause_of(event: Any) -> str:
 def example_of(at: float, event: Any) -> dict[str, Any]:
     """Return ids and places of both sides of *event*."""
     record = {**record_of(event), "at": round(at, 3)}
-    kept = {field: record[field] for field in EXAMPLE if field in record}
-    return {**kept, "holder": record["holder"]} if record.get("holder") else kept
+    example = {field: record[field] for field in EXAMPLE if field in record}
+    return {**example, "holder": record["holder"]} if record.get("holder") else example
 
 
 def add(numbers: dict[str, int], name: str, value: int = 1) -> None:

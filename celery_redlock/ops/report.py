@@ -55,16 +55,16 @@ class TaskReport:
 
     @property
     def by_hand(self) -> list[str]:
-        told = []
+        sentences = []
         if self.left_out and self.entry:
-            told.append(
+            sentences.append(
                 f"Add {dict(self.entry)!r} to the options that redlock_protect has for it now: an "
                 f"entry of its own would be without its {', '.join(self.left_out)}."
             )
         if self.in_code:
             options = ", ".join(self.in_code)
-            told.append(f"Change {options} in its code, which wins over redlock_protect.")
-        return told
+            sentences.append(f"Change {options} in its code, which wins over redlock_protect.")
+        return sentences
 
     @property
     def refusals(self) -> dict[str, int]:

@@ -86,7 +86,7 @@ class Columns:
         self._widths = dict(enumerate(widths))
         self._room = room()
         if self._room is not None:
-            shown = kept(rows[0], least, self._room, spare)
+            shown = columns_that_fit(rows[0], least, self._room, spare)
             self._widths = fitted({i: widths[i] for i in shown}, least, self._room)
         self._colours = colours
 
@@ -109,7 +109,9 @@ def room() -> int | None:
     return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
 
 
-def kept(head: Sequence[str], least: Sequence[int], most: int, spare: Sequence[str]) -> list[int]:
+def columns_that_fit(
+    head: Sequence[str], least: Sequence[int], most: int, spare: Sequence[str]
+) -> list[int]:
     places = list(range(len(head)))
     for word in spare:
         if taken(least[place] for place in places) <= most:

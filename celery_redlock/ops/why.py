@@ -35,7 +35,6 @@ __all__ = [
     "find_task",
     "limits_in_call",
     "most_places",
-    "names_in_call",
 ]
 
 Value = TypeVar("Value")
@@ -133,8 +132,8 @@ def claims(app: Any, holder: Mapping[str, Any]) -> dict[str, bool]:
     def ask(found: dict[str, bool]) -> None:
         with contextlib.suppress(Exception):  # of any kind: there may be no broker
             replies = app.control.broadcast("redlock_locks", reply=True, timeout=ANSWERS)
-            for worker, told in ChainMap(*replies or ()).items():
-                locks = told.get("locks", ()) if isinstance(told, Mapping) else ()
+            for worker, answer in ChainMap(*replies or ()).items():
+                locks = answer.get("locks", ()) if isinstance(answer, Mapping) else ()
                 found[worker] = any(is_claimed(holder, lock) for lock in locks)
 
     has_task = app is not None and scalar(holder.get("task_id")) is not None

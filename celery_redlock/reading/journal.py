@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 
-from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.nodes.address import Address, addresses_of
 from celery_redlock.lock.nodes.guard import exchange, read_as
 from celery_redlock.lock.records import encode_info, ms, object_in
@@ -29,11 +28,17 @@ from celery_redlock.words import number
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
-    from typing_extensions import Self
 
     from celery_redlock.lock.redlock import Redlock
 
-__all__ = ["Journal", "JournalReader", "Record", "journal_key", "newest_command", "newest_of"]
+__all__ = [
+    "JournalReader",
+    "Record",
+    "journal_key",
+    "newest_command",
+    "newest_of",
+    "write_record",
+]
 
 Record = dict[str, Any]
 #: How many records a node keeps, about; one has 200 to 600 bytes.
@@ -66,22 +71,11 @@ def record_request(rules: Rules, record: bytes) -> Request:
     return Request(RECORD, (journal_key(rules.prefix),), arguments)
 
 
-class Journal:
-    """Writes to the journals of all nodes, over the connections of this process."""
-
-    def __init__(self, rules: Rules, driver: Driver) -> None:
-        self._rules = rules
-        self._driver = driver
-
-    @classmethod
-    def on(cls, locks: Redlock) -> Self:
-        return cls(locks.rules, locks.driver)
-
-    def put(self, record: Record) -> None:
-        """Write *record*, of plain JSON values, to all nodes without waiting."""
-        line = encode_info({"id": secrets.token_hex(8), **record})
-        if len(line) <= LONGEST:
-            self._driver.tell(record_request(self._rules, line))
+def write_record(locks: Redlock, record: Record) -> None:
+    """Write *record*, of plain JSON values, to the nodes of *locks* without waiting."""
+    line = encode_info({"id": secrets.token_hex(8), **record})
+    if len(line) <= LONGEST:
+        locks.driver.tell(record_request(locks.rules, line))
 
 
 class JournalReader:

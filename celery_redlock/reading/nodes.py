@@ -46,7 +46,7 @@ Answer = TypeVar("Answer")
 Command = Sequence[Any]
 #: What a node that can be a lock node tells: its greeting, state, rest of its quarantine [s], and
 #: latency [s].
-Standing = tuple[Greeting, str, float, float]
+Fit = tuple[Greeting, str, float, float]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def visit_all(nodes: Sequence[Any], rules: Rules, *commands: Command) -> list[Vi
     addresses, seen = addresses_of(nodes), set[str]()
     fingerprint = rules.fingerprint(address.label for address in addresses)
 
-    def visit(address: Address) -> tuple[Standing | Exception, Sequence[Any]]:
+    def visit(address: Address) -> tuple[Fit | Exception, Sequence[Any]]:
         try:
             with connected(address) as connection:
                 return visited(connection, rules, fingerprint, commands)
@@ -103,7 +103,7 @@ def node_statuses(nodes: Sequence[Any], rules: Rules) -> list[NodeStatus]:
 
 def visited(
     connection: AbstractConnection, rules: Rules, fingerprint: str, commands: Sequence[Command]
-) -> tuple[Standing | Exception, Sequence[Any]]:
+) -> tuple[Fit | Exception, Sequence[Any]]:
     try:
         sent = time.monotonic()
         greeting = greet(connection)
@@ -124,7 +124,7 @@ def visited(
     ), answers
 
 
-def status_of(address: Address, found: Standing | Exception, seen: set[str]) -> NodeStatus:
+def status_of(address: Address, found: Fit | Exception, seen: set[str]) -> NodeStatus:
     if isinstance(found, Exception):
         return failed(address.label, found)
     greeting, state, left, latency = found

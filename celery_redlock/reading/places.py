@@ -105,8 +105,8 @@ def read_places(
         OneLock(name, statuses, {it.node: locks[i] for it, locks in found if locks}, number)
         for i, (name, number) in enumerate(wanted)
     ]
-    told = [reply for _, replies in visits for reply in replies[len(reads) :]]
-    return Places(places, newest_of(told, records))
+    journals = [reply for _, replies in visits for reply in replies[len(reads) :]]
+    return Places(places, newest_of(journals, records))
 
 
 def locks_in(

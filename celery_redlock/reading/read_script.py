@@ -14,7 +14,7 @@ from celery_redlock.lock.records import OWNER_LENGTH, TOKEN_LENGTH, Keys, object
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts.scripting import Script, read_release
 from celery_redlock.reading.stored import StoredLock, StoredReservation
-from celery_redlock.reading.waiters import noted_waiters
+from celery_redlock.reading.waiters import recorded_waiters
 
 __all__ = [
     "ABSENT",
@@ -142,7 +142,7 @@ def read_stored(reply: Any, count: int) -> list[StoredLock]:
 def stored(now: int, fields: Sequence[Any]) -> StoredLock:
     """Return what a node stores of a lock; *now* is its clock [ms]."""
     value, ttl, fence, queued, following, many, waiting = fields
-    waiters = noted_waiters(waiting, now / 1000.0)
+    waiters = recorded_waiters(waiting, now / 1000.0)
     is_all = 2 * int(many) <= len(waiting)
     if not (value is None or isinstance(value, bytes)):
         raise TypeError

@@ -15,7 +15,7 @@ from celery_redlock.lock.records import (
     read_holder,
     since_of,
 )
-from celery_redlock.reading.waiters import Noted, oldest_since
+from celery_redlock.reading.waiters import RecordedWaiter, oldest_since
 
 __all__ = [
     "LockView",
@@ -68,8 +68,8 @@ class StoredLock(NamedTuple):
     fence: int = 0  # largest fencing number given out there, 0 for none
     queued: StoredReservation | None = None  # who is queued or runs
     next: StoredReservation | None = None  # who waits for that one to end
-    noted: int = 0  # how many wait for the lock, as messages or in lock_wait
-    waiters: Sequence[Noted] = ()  # all of these; of a crowd the oldest alone
+    recorded: int = 0  # how many wait for the lock, as messages or in lock_wait
+    waiters: Sequence[RecordedWaiter] = ()  # all of these; of a crowd the oldest alone
     #: It may have forgotten who has the lock, so this is no vote for anybody
     is_quarantined: bool = False
 
@@ -92,7 +92,7 @@ class StoredLock(NamedTuple):
     @property
     def waiting(self) -> int:
         reserved = sum(one.waiting for one in self.reservations)
-        return reserved + self.noted
+        return reserved + self.recorded
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from celery_redlock.lock.records import CHANNEL_LENGTH, OWNER_LENGTH, object_in, since_of
 from celery_redlock.lock.waiting.waiting import HEARD_FOR, LIMIT_LENGTH, MOMENT_LENGTH, NO_CHANNEL
 
-__all__ = ["Noted", "Waiter", "in_order", "noted_waiters", "oldest_since", "waiters_of"]
+__all__ = ["RecordedWaiter", "Waiter", "in_order", "oldest_since", "recorded_waiters", "waiters_of"]
 
 WHO = re.compile(rb"[0-9a-f]{%d}" % OWNER_LENGTH)
 RECORD = re.compile(
@@ -41,7 +41,7 @@ class Waiter:
         return max(0.0, time.time() - self.since)
 
 
-class Noted(NamedTuple):
+class RecordedWaiter(NamedTuple):
     """That somebody waits, as a node has recorded it."""
 
     who: bytes  # a part of a token, never shown
@@ -49,17 +49,17 @@ class Noted(NamedTuple):
     waiter: Waiter
 
     def __repr__(self) -> str:
-        return f"<Noted {self.waiter.since:.3f}>"
+        return f"<RecordedWaiter {self.waiter.since:.3f}>"
 
 
-def noted_waiters(fields: Sequence[bytes], now: float) -> list[Noted]:
+def recorded_waiters(fields: Sequence[bytes], now: float) -> list[RecordedWaiter]:
     """Return who waits by *fields* of that hash, each with its value, at the time *now* [s]."""
     pairs = zip(fields[::2], fields[1::2], strict=False)
-    found = (noted(who, value) for who, value in pairs if value is not None)
+    found = (recorded_waiter(who, value) for who, value in pairs if value is not None)
     return [one for one in found if one is not None and one.heard > now - HEARD_FOR]
 
 
-def noted(who: bytes, value: bytes) -> Noted | None:
+def recorded_waiter(who: bytes, value: bytes) -> RecordedWaiter | None:
     match = RECORD.fullmatch(value)
     if match is None or WHO.fullmatch(who) is None:
         return None
@@ -79,21 +79,21 @@ def noted(who: bytes, value: bytes) -> Noted | None:
         pid if type(pid) is int else None,
         since,
     )
-    return Noted(who, heard, waiter)
+    return RecordedWaiter(who, heard, waiter)
 
 
-def oldest_since(found: Iterable[Noted]) -> float | None:
+def oldest_since(found: Iterable[RecordedWaiter]) -> float | None:
     return min((one.waiter.since for one in found), default=None)
 
 
-def waiters_of(found: Iterable[Noted]) -> list[Waiter]:
-    by_who: dict[bytes, list[Noted]] = {}
+def waiters_of(found: Iterable[RecordedWaiter]) -> list[Waiter]:
+    by_who: dict[bytes, list[RecordedWaiter]] = {}
     for one in found:
         by_who.setdefault(one.who, []).append(one)
     return sorted(map(merged, by_who.values()), key=in_order)
 
 
-def merged(found: Sequence[Noted]) -> Waiter:
+def merged(found: Sequence[RecordedWaiter]) -> Waiter:
     newest = max(found, key=lambda one: one.heard).waiter
     return replace(newest, since=min(one.waiter.since for one in found))
 

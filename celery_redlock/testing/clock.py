@@ -113,8 +113,10 @@ class TickedWatchdog(Watchdog):
     One *of others* renews for processes other than this one.
     """
 
-    def __init__(self, ticked: TickedClock, extend: Any, told: Any, *, is_of_others: bool) -> None:
-        super().__init__(extend, told, ticked.now)
+    def __init__(
+        self, ticked: TickedClock, extend: Any, notify: Any, *, is_of_others: bool
+    ) -> None:
+        super().__init__(extend, notify, ticked.now)
         self.is_of_others = is_of_others
         ticked.winds(self)
 

@@ -180,12 +180,12 @@ class Keyspace:
     def zrem(self, key: bytes, member: bytes) -> int:
         """A set without members is none."""
         found: SortedSet = self.of_type(SortedSet, key) or SortedSet()
-        kept = SortedSet((one, score) for one, score in found.items() if one != member)
-        if kept:
-            self.change(key, kept)
+        rest = SortedSet((one, score) for one, score in found.items() if one != member)
+        if rest:
+            self.change(key, rest)
         else:
             self.store.pop(key, None)
-        return len(found) - len(kept)
+        return len(found) - len(rest)
 
     def zrange(self, key: bytes, first: bytes, last: bytes, *scores: bytes) -> list[bytes]:
         """ZRANGE by rank, perhaps WITHSCORES."""
@@ -208,14 +208,14 @@ class Keyspace:
             raise Refused("ERR wrong number of arguments for 'xadd' command")
         if (words[0].upper(), words[1], words[3]) != (b"MAXLEN", b"~", b"*"):
             raise Refused(SYNTAX)
-        kept = whole(words[2])
-        if kept < 0:
+        most = whole(words[2])
+        if most < 0:
             raise Refused("ERR The MAXLEN argument must be >= 0.")
         found: Stream = self.of_type(Stream, key) or Stream()
         last = tuple(map(int, found[-1][0].split(b"-"))) if found else (0, 0)
         made = (self.now, 0) if self.now > last[0] else (last[0], last[1] + 1)
         entry = (b"%d-%d" % made, words[4:])
-        self.change(key, Stream((*found, entry)[-kept:] if kept else ()))
+        self.change(key, Stream((*found, entry)[-most:] if most else ()))
         return entry[0]
 
     def publish(self, channel: bytes, message: bytes) -> int:

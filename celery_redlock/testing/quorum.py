@@ -56,8 +56,8 @@ class MemoryLocks(Redlock):
         """Wake nobody: in memory who waits asks again."""
 
     def _new_watchdog(self) -> TickedWatchdog:
-        clock, told = self._servers.clock, self._tell_renewal
-        return TickedWatchdog(clock, self._extend_all, told, is_of_others=self._is_other)
+        clock, notify = self._servers.clock, self._tell_renewal
+        return TickedWatchdog(clock, self._extend_all, notify, is_of_others=self._is_other)
 
     def _new_fanout(self, addresses: Sequence[Address]) -> Fanout:
         servers = self._servers

@@ -51,7 +51,7 @@ from celery_redlock.reading.search import Found, Search, find_locks
 from celery_redlock.reading.stored import LockView, StoredLock
 from celery_redlock.reading.tally import CAUSES, TaskTally
 from celery_redlock.reading.tally_reader import Tallies
-from celery_redlock.reading.waiters import Noted, Waiter
+from celery_redlock.reading.waiters import RecordedWaiter, Waiter
 from celery_redlock.settings import Settings
 
 NODES = [f"redis://lock-{i}:6379/0" for i in range(1, 6)]
@@ -133,7 +133,7 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
         value = b"0123abcd" + b"e" * 32 + b'{"task": "orders.bill", "task_id": "id-7", "host": "w"}'
         is_held = name in [it.name for it in self.views]
         told = StoredLock(value, 12.0, 42) if is_held else StoredLock()
-        told = told._replace(waiters=self.waiters, noted=len(self.waiters))
+        told = told._replace(waiters=self.waiters, recorded=len(self.waiters))
         stored = {label: told for label in LABELS if label not in self.silent}
         places = Places(
             [OneLock(name, self.statuses, stored, number) for number in range(self.places)]
@@ -1338,7 +1338,7 @@ def test_the_page_of_a_lock_says_who_holds_it(client, stand):
 def waits(letter, since):
     """Return one that waits."""
     waiter = Waiter("orders.bill", f"id-{letter}", "web-3", 7, since)
-    return Noted(letter.encode() * 32, time.time(), waiter)
+    return RecordedWaiter(letter.encode() * 32, time.time(), waiter)
 
 
 def test_the_page_of_a_lock_says_who_waits_for_it(client, stand):

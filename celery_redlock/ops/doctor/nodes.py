@@ -147,7 +147,7 @@ class Visit:
             found["refuses_writes"] = self.why_no_writes()
             if self.try_commands():
                 if not self.denied:
-                    found |= self.standing(info["run_id"], fingerprint)
+                    found |= self.enrolment(info["run_id"], fingerprint)
                 found |= self.leaks()
         found["denied"] = list(dict.fromkeys(self.denied))
         found["denied_to_tools"] = list(dict.fromkeys(self.denied_to_tools))
@@ -218,7 +218,7 @@ class Visit:
         """Try to subscribe to hints."""
         self.ask(self.denied_to_wake, "SUBSCRIBE", channel(self.rules.prefix, "doctor"))
 
-    def standing(self, run_id: str, fingerprint: str) -> dict[str, Any]:
+    def enrolment(self, run_id: str, fingerprint: str) -> dict[str, Any]:
         try:
             state, left = enrolment(self.connection, self.rules, run_id, fingerprint)
         except Unfit:
