@@ -126,7 +126,7 @@ class OpenTelemetry:
     def _span(self, name: str, event: LockEvent, took: float, more: Attributes) -> Span:
         """Begin a span that began *took* seconds ago, in the context of whoever is here."""
         began = time.time_ns() - int(took * 1e9)
-        about = {LOCK: event.name, **about_task(event), **more}
+        about = {LOCK: event.name, **({TASK: event.task} if event.task else {}), **more}
         if event.task_id:
             about[TASK_ID] = event.task_id
         return self._tracer.start_span(name, start_time=began, attributes=about)
@@ -163,10 +163,6 @@ def note(name: str, event: Any) -> None:
         recorded = {f"redlock.{field}": getattr(event, field) for field in event.noted}
         about = {LOCK: event.name, **recorded, **about_holder(event.holder)}
         span.add_event(f"redlock.{name}", about)
-
-
-def about_task(event: LockEvent) -> Attributes:
-    return {TASK: event.task} if event.task else {}
 
 
 def about_holder(holder: dict[str, Any]) -> Attributes:

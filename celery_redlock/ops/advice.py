@@ -52,10 +52,6 @@ class Watched:
     own: Mapping[str, Any] = field(default_factory=dict)  # its options that are not the defaults
     in_code: Collection[str] = ()  # those that its code sets, over which an entry has no say
 
-    @property
-    def conflicts(self) -> int:
-        return self.met("conflict")
-
     def met(self, cause: str) -> int:
         """Return how often something was refused for this cause, or would have been."""
         return self.tally.refused.get(cause, 0) + self.tally.reported.get(cause, 0)
@@ -121,7 +117,7 @@ def stall(ttl: float, rules: Rules) -> str:
 
 
 def of_wait(watched: Watched, options: LockOptions) -> Iterator[Advice]:
-    usual, conflicts = watched.tally.holds.quantile(MOST), watched.conflicts
+    usual, conflicts = watched.tally.holds.quantile(MOST), watched.met("conflict")
     if not conflicts or not usual:
         return
     measured = (

@@ -33,20 +33,18 @@ __all__ = [
     "ask_all",
     "ask_fit",
     "bootstrap",
-    "check_writes",
     "connected",
     "enrolment",
     "failed",
     "is_voting",
     "node_statuses",
     "visit_all",
+    "write_of",
 ]
 
 Answer = TypeVar("Answer")
 Command = Sequence[Any]
-#: What a node that can be a lock node tells: its greeting, state, rest of its quarantine [s], and
-#: latency [s].
-Fit = tuple[Greeting, str, float, float]
+SAME_SERVER = "is the same server as another node; every node must be one of its own"
 
 
 @dataclass(frozen=True)
@@ -84,17 +82,20 @@ def visit_all(nodes: Sequence[Any], rules: Rules, *commands: Command) -> list[Vi
     addresses, seen = addresses_of(nodes), set[str]()
     fingerprint = rules.fingerprint(address.label for address in addresses)
 
-    def visit(address: Address) -> tuple[Fit | Exception, Sequence[Any]]:
+    def visit(address: Address) -> tuple[str, Visit]:
         try:
             with connected(address) as connection:
-                return visited(connection, rules, fingerprint, commands)
+                return visited(connection, address.label, rules, fingerprint, commands)
         except (RedisError, OSError, ConfigurationError) as error:
-            return error, [error] * len(commands)
+            return "", Visit(failed(address.label, error), [error] * len(commands))
 
-    return [
-        Visit(status_of(address, found, seen), answers)
-        for address, (found, answers) in zip(addresses, ask_all(addresses, visit), strict=True)
-    ]
+    found = []
+    for run_id, one in ask_all(addresses, visit):
+        is_same = bool(run_id) and run_id in seen
+        status = failed(one.status.node, Unfit(SAME_SERVER)) if is_same else one.status
+        found.append(one._replace(status=status))
+        seen.add(run_id)
+    return found
 
 
 def node_statuses(nodes: Sequence[Any], rules: Rules) -> list[NodeStatus]:
@@ -102,8 +103,13 @@ def node_statuses(nodes: Sequence[Any], rules: Rules) -> list[NodeStatus]:
 
 
 def visited(
-    connection: AbstractConnection, rules: Rules, fingerprint: str, commands: Sequence[Command]
-) -> tuple[Fit | Exception, Sequence[Any]]:
+    connection: AbstractConnection,
+    label: str,
+    rules: Rules,
+    fingerprint: str,
+    commands: Sequence[Command],
+) -> tuple[str, Visit]:
+    """Return the run id of a node that may vote, "" of another, and what it says."""
     try:
         sent = time.monotonic()
         greeting = greet(connection)
@@ -112,29 +118,15 @@ def visited(
         state, left = enrolment(connection, rules, greeting.run_id, fingerprint)
         latency = time.monotonic() - sent
     except (ResponseError, ConfigurationError) as error:  # it may answer the rest
-        return error, replies(connection, *commands)
-    probe, *answers = replies(connection, write_of(rules), *commands)
-    if isinstance(probe, Exception):
-        return takes_no_writes(probe), answers
-    return (
-        greeting,
-        "quarantined" if left else {"enrolled": "up"}.get(state, state),
-        left,
-        latency,
-    ), answers
-
-
-def status_of(address: Address, found: Fit | Exception, seen: set[str]) -> NodeStatus:
-    if isinstance(found, Exception):
-        return failed(address.label, found)
-    greeting, state, left, latency = found
-    try:
-        check_distinct(greeting, seen)
-    except Unfit as error:
-        return failed(address.label, error)
-    return NodeStatus(
-        address.label, state, greeting.version, greeting.uptime, left, latency=latency
-    )
+        return "", Visit(failed(label, error), replies(connection, *commands))
+    write, *answers = replies(connection, write_of(rules), *commands)
+    if isinstance(write, ResponseError):
+        write = Unfit(f"takes no writes: {write}")
+    if isinstance(write, Exception):
+        return "", Visit(failed(label, write), answers)
+    state = "quarantined" if left else {"enrolled": "up"}.get(state, state)
+    status = NodeStatus(label, state, greeting.version, greeting.uptime, left, latency=latency)
+    return greeting.run_id, Visit(status, answers)
 
 
 def failed(label: str, error: Exception) -> NodeStatus:
@@ -187,17 +179,12 @@ def bootstrap(nodes: Sequence[Any], rules: Rules) -> dict[str, str]:
     fingerprint = rules.fingerprint(address.label for address in addresses)
 
     def ask(connection: AbstractConnection, greeting: Greeting) -> str:
-        check_distinct(greeting, seen)
+        if greeting.run_id in seen:
+            raise Unfit(SAME_SERVER)
+        seen.add(greeting.run_id)
         return enrol(connection, rules, greeting.run_id, fingerprint, "bootstrap")[0]
 
     return {address.label: ask_fit(address, ask) for address in addresses}
-
-
-def check_distinct(greeting: Greeting, seen: set[str]) -> None:
-    """Raise Unfit if a server is one of *seen*, by its run id: then it is no node of its own."""
-    if greeting.run_id in seen:
-        raise Unfit("is the same server as another node; every node must be one of its own")
-    seen.add(greeting.run_id)
 
 
 def enrolment(
@@ -218,17 +205,6 @@ def is_voting(connection: AbstractConnection, rules: Rules, fingerprint: str) ->
     return found == ("enrolled", 0.0)
 
 
-def check_writes(connection: AbstractConnection, rules: Rules) -> None:
-    """Raise Unfit if a node answers but takes no writes, as with its memory full."""
-    (reply,) = replies(connection, write_of(rules))
-    if isinstance(reply, Exception):
-        raise takes_no_writes(reply)
-
-
 def write_of(rules: Rules) -> Command:
+    """Return a write that does no harm, to see whether a node takes any."""
     return b"SET", probe_key(rules.prefix), b"1", b"PX", b"1000"
-
-
-def takes_no_writes(error: Exception) -> Exception:
-    """Return the *error* of a write as why a node is unfit, if that is what it means."""
-    return Unfit(f"takes no writes: {error}") if isinstance(error, ResponseError) else error

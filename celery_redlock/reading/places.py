@@ -7,7 +7,7 @@ that name, which the first place has, too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -43,16 +43,19 @@ class Places:
     @property
     def state(self) -> str:
         """As of `OneLock`: held if all places of any name are, free if one of each name is."""
-        found = [[place.state for place in self.of(name)] for name in self.names]
-        of_names = [combined(it, if_any="free", if_all="held") for it in found]
-        return combined(of_names, if_any="held", if_all="free")
+        return self._over_names(lambda place: place.state, "free", "held")
 
     @property
     def verdict(self) -> Verdict:
         """What a request for the locks would find now, likewise."""
-        found = [[place.verdict for place in self.of(name)] for name in self.names]
-        of_names = [combined(it, if_any=Verdict.GRANTED, if_all=Verdict.TAKEN) for it in found]
-        return combined(of_names, if_any=Verdict.TAKEN, if_all=Verdict.GRANTED)
+        return self._over_names(lambda place: place.verdict, Verdict.GRANTED, Verdict.TAKEN)
+
+    def _over_names(self, ask: Callable[[OneLock], T], free: T, taken: T) -> T:
+        of_names = [
+            combined([ask(place) for place in self.of(name)], if_any=free, if_all=taken)
+            for name in self.names
+        ]
+        return combined(of_names, if_any=taken, if_all=free)
 
     def of(self, name: str) -> list[OneLock]:
         return [place for place in self.all if place.name == name]

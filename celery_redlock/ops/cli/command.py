@@ -34,8 +34,6 @@ __all__ = [
 UNWELL = 1
 #: Exit code when the app's settings are invalid; click's own for wrong usage, too.
 MISCONFIGURED = 2
-#: How Celery calls the app that it makes when ``-A`` is missing.
-NO_APP = "default"
 
 
 class SettingsError(click.ClickException):
@@ -134,7 +132,7 @@ def settings_of(app: Any) -> Settings:
     try:
         settings = plugin_for(app).settings
     except ConfigurationError as error:
-        if app.main != NO_APP:
+        if app.main != "default":  # as of the app that Celery makes when -A is missing
             raise
         msg = f"{error}. No app was named: celery -A APP redlock ..."
         raise ConfigurationError(msg) from None

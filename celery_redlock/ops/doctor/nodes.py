@@ -31,9 +31,9 @@ from celery_redlock.reading.journal import journal_key
 from celery_redlock.reading.leaks import leaked_pages
 from celery_redlock.reading.nodes import (
     ask_all,
-    check_writes,
     connected,
     enrolment,
+    write_of,
 )
 from celery_redlock.reading.several_servers import several_servers
 
@@ -187,9 +187,9 @@ class Visit:
     def why_no_writes(self) -> str:
         """Return what the node says to a write; "" if it takes it, or if this user must not."""
         try:
-            check_writes(self.connection, self.rules)
-        except Unfit as error:
-            return "" if DENIED.search(str(error)) else one_line(error)
+            exchange(self.connection, write_of(self.rules))
+        except ResponseError as error:
+            return "" if DENIED.search(str(error)) else one_line(f"takes no writes: {error}")
         self.ask([], "DEL", probe_key(self.rules.prefix))
         return ""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -51,7 +51,7 @@ def hold_chart(holds: Holds) -> Chart:
     # The classes up to the first bound, then those up to each further one, and the last.
     edges = [0, *range(FIRST + 1, len(HOLD_BOUNDS), STEP), len(holds.counts)]
     counts = [sum(holds.counts[begin:end]) for begin, end in pairwise(edges)]
-    drawn = bars(names, [*labels, ""], counts)
+    drawn = list(map(Bar, names, [*labels, ""], counts))
     return Chart(drawn, place_of(holds.ttl) if holds.ttl else None, f"lease {seconds(holds.ttl)}")
 
 
@@ -64,11 +64,7 @@ def time_chart(counts: Sequence[int], length: float) -> Chart:
     ago = [f"{duration((parts - i) * length / parts)} ago" for i in range(parts)]
     ends = [*ago[1:], "now"]
     labels = [end if (i + 1) % (parts // 4) == 0 else "" for i, end in enumerate(ends)]
-    return Chart(bars(ago, labels, counts))
-
-
-def bars(names: Iterable[str], labels: Iterable[str], counts: Iterable[int]) -> list[Bar]:
-    return [Bar(*it) for it in zip(names, labels, counts, strict=True)]
+    return Chart(list(map(Bar, ago, labels, counts)))
 
 
 def place_of(length: float) -> float:

@@ -124,7 +124,7 @@ class Reader:
     def __init__(self, nodes: Sequence[Any], rules: Rules, app: Any = None) -> None:
         self._nodes = nodes
         self._rules = rules
-        self._app = app
+        self.app = app
         # A thread for each of these, so that none keeps another waiting, and no search any.
         self._threads = ThreadPoolExecutor(5, "redlock-web")
         self._statuses = Cached(lambda: node_statuses(nodes, rules), self._threads)
@@ -148,22 +148,18 @@ class Reader:
         (tallies,), age = waited_for(self._tallies)
         return tallies, age
 
-    @property
-    def app(self) -> Any:
-        return self._app
-
     def explain(self, name: str, search: Search) -> tuple[Explanation | None, float]:
         """
         Return what is known of the lock *name*, None if it was not read, and its age [s].
 
         Of its records those that fit *search*.
         """
-        limits = {name: most_places(self._app)}
+        limits = {name: most_places(self.app)}
         seen = self._searched(name, lambda: read_places(self._nodes, self._rules, limits))
         (places, records), age = waited_for(seen, self._journal)
         if places is None or records is None:
             return None, age
-        return explained(self._app, places, filter(search.has_record, records)), age
+        return explained(self.app, places, filter(search.has_record, records)), age
 
     def lock(self, name: str) -> OneLock:
         return read_lock(self._nodes, self._rules, name)
