@@ -1,5 +1,5 @@
 """
-What happened, as frozen facts for observers. Times are seconds.
+Events as frozen facts for observers. Times are seconds.
 
 An event never carries a token or an argument value. `Event` is any of them. Its class says what
 else there is to know of it: name, level, sentence, metrics; `celery_redlock.events.base` lists all.

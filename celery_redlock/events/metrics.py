@@ -19,8 +19,6 @@ __all__ = ["Changes", "Metric", "counter", "gauge", "histogram", "of_nodes"]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Metric:
-    """Something that is counted or measured."""
-
     kind: Literal["counter", "gauge", "histogram"]  # as both libraries call it
     about: str  # what it is, in a sentence
     labels: Mapping[str, str]  # label -> attribute of the event that has its value

@@ -119,9 +119,7 @@ class Outbox:
             thread = threading.Thread(target=self._run, name="redlock-outbox", daemon=True)
             try:
                 thread.start()
-            except (
-                RuntimeError
-            ):  # no more threads, or the end of the process; the next thing tries again
+            except RuntimeError:  # no more threads, or the process ends; the next thing tries again
                 self._woken.clear()
                 return False
             self._thread = thread
@@ -153,7 +151,11 @@ class Outbox:
             self._hang_up()
             if self._fails_since is None:
                 self._fails_since = time.monotonic()
-                self._tell_of_failure(error)
+                # Without the text of the error, which may contain an address.
+                logger.warning(
+                    "%s cannot be sent (%s); the newest %d are kept meanwhile",
+                    *(self._what, type(error).__name__, self._most),
+                )
             return min(2.0 * pause, LONGEST_PAUSE)
         if self._fails_since is not None:
             away = time.monotonic() - self._fails_since
@@ -175,15 +177,6 @@ class Outbox:
             while len(taken) < count:
                 taken.append(self._things.popleft())
         return taken
-
-    def _tell_of_failure(self, error: Exception) -> None:
-        """Log it once per outage, without the text of *error*, which may contain an address."""
-        logger.warning(
-            "%s cannot be sent (%s); the newest %d are kept meanwhile",
-            self._what,
-            type(error).__name__,
-            self._most,
-        )
 
     def _tell_of_dropped(self) -> None:
         now, dropped = time.monotonic(), self._dropped

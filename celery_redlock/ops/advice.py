@@ -42,8 +42,6 @@ class Advice:
 
 @dataclass(frozen=True)
 class Watched:
-    """One task, as far as advice needs it."""
-
     tally: TaskTally
     options: LockOptions | None  # of its lock; None for a task that this app does not know
     rules: Rules

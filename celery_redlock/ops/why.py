@@ -1,4 +1,4 @@
-"""Why a call does not run, by the nodes, the task's options and the journal."""
+"""Explanation of why a call does not run, by nodes, the task's options and the journal."""
 
 from __future__ import annotations
 
@@ -76,7 +76,6 @@ class Explanation:
 
     @property
     def headline(self) -> tuple[str, Mark]:
-        """A few words on the state, and how bad it is."""
         if len(self.places.all) > 1 and self.state != "unavailable":
             of = "locks" if len(self.places.names) > 1 else "places"
             held = sum(place.state == "held" for place in self.places.all)

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from redis.exceptions import RedisError
@@ -95,7 +95,7 @@ class Everywhere(Generic[View]):
         """Return what there is under a name; *locks*: node label -> what it stores."""
         raise NotImplementedError
 
-    def __iter__(self) -> Iterator[View]:
+    def __iter__(self) -> Generator[View, None, None]:
         voteless, labels = set[str](), [address.label for address in self._addresses]
         fingerprint = self._rules.fingerprint(labels)
         loads = [(b"SCRIPT", b"LOAD", script.source) for script in (READ, EXPIRIES)]

@@ -23,8 +23,6 @@ def class_of(held: float) -> int:
 
 @dataclass(frozen=True)
 class Holds:
-    """How long one task's locks were held."""
-
     counts: Sequence[int] = (0,) * (len(HOLD_BOUNDS) + 1)  # per class of `HOLD_BOUNDS`
     total: float = 0.0  # [s]
     longest: float = 0.0  # [s]

@@ -177,15 +177,11 @@ def newest_of(replies: Iterable[Any], count: int) -> list[Record]:
 def once(lines: Iterable[bytes]) -> dict[str, Record]:
     """Return the records in *lines* by their ids; empty lines and those of others are left out."""
     found: dict[str, Record] = {}
-    for record in map(read_record, lines):
+    for record in map(object_in, lines):
         ident = record.get("id")
         if isinstance(ident, str):
             found.setdefault(ident, record)
     return found
-
-
-def read_record(line: bytes) -> Record:
-    return object_in(line)
 
 
 def when(record: Record) -> float:

@@ -34,8 +34,6 @@ TOGETHER = 60.0
 
 @dataclass
 class Entry:
-    """Something that happened once, however many processes have reported it."""
-
     record: Record  # the newest report
     reporters: list[tuple[Any, Any]]  # host and process of each
 

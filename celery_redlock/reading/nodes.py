@@ -49,8 +49,6 @@ SAME_SERVER = "is the same server as another node; every node must be one of its
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """How one node is."""
-
     node: str  # its label
     state: str  # "up", "quarantined", "unmarked" (no client has used it yet), "unfit" or "down"
     version: str = ""  # of the server; "" where it was not asked
@@ -63,8 +61,6 @@ class NodeStatus:
 
 
 class Visit(NamedTuple):
-    """What one node has said."""
-
     status: NodeStatus
     replies: Sequence[Any]  # to the commands; the error in place of each that is missing
 

@@ -1,4 +1,4 @@
-"""Whether a majority of the lock nodes can grant locks, in words."""
+"""State of the quorum, in words: whether a majority of the lock nodes can grant locks."""
 
 from __future__ import annotations
 

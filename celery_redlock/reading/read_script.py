@@ -44,7 +44,7 @@ ABSENT, ENDLESS = -2, -1
 #      3 how many of those who wait are wanted
 # Answers the node's clock, whether it must not vote, and then, per lock: value, rest of its lease,
 # fence, what stands in the reservations of its name, how many wait for it, and of these, if there
-# are many, the oldest that can be told. A key of another type is no lock: it is in nobody's way
+# are many, the oldest that can be told. A key of another type is no lock, and blocks nobody
 # (MGET passes over it, here and in ACQUIRE).
 READ_LUA = f"""
 local WHO, FEW = {OWNER_LENGTH}, {FEW}

@@ -112,8 +112,6 @@ def either_case(char: str) -> bytes:
 
 @dataclass(frozen=True)
 class Found:
-    """Locks that a search has found."""
-
     locks: list[LockView]  # those to be shown, by name
     more: int = 0  # how many others were met
     looked: int = 0  # how many were looked at in all

@@ -129,7 +129,6 @@ class LockView:
 
     @property
     def stored_on(self) -> list[str]:
-        """Labels of all nodes that store it, whether they vote or not."""
         return [*self.votes, *self.quarantined]
 
     def is_held(self, nodes: int) -> bool:
@@ -142,7 +141,6 @@ class LockView:
 
     @property
     def age(self) -> float | None:
-        """For how long the holder has had the lock [s]; None if it does not say."""
         return age_of(self.holder)
 
     @property
@@ -155,8 +153,6 @@ class LockView:
 
 @dataclass(frozen=True)
 class ReservationView:
-    """One reservation of one lock name, by what all nodes store."""
-
     name: str  # shortened if it is long
     reservation: StoredReservation  # as it is where it stands longest
     votes: list[str]  # labels of the nodes that store it

@@ -156,8 +156,6 @@ def together(parts: Iterable[Counts], how: Mapping[str, str]) -> Counts:
 
 @dataclass(frozen=True)
 class TaskTally:
-    """What one task did over some hours."""
-
     ran: int = 0  # executions that ran
     ran_reported: int = 0  # of these, in report mode
     refused: Mapping[str, int] = field(default_factory=dict)  # cause -> how many

@@ -41,8 +41,6 @@ AGAIN = 600.0
 
 @dataclass(frozen=True)
 class Tallies:
-    """What all tasks did over some hours."""
-
     #: By name; who ran most often comes first
     tasks: Mapping[str, TaskTally] = field(default_factory=dict)
     silent: Sequence[str] = ()  # labels of the nodes that did not answer
@@ -54,7 +52,6 @@ class Tallies:
 
     @property
     def last(self) -> float:
-        """When anything was last counted [s, Unix time]; likewise."""
         return max((it.last for it in self.tasks.values()), default=0.0)
 
 

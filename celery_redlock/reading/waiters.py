@@ -1,5 +1,5 @@
 """
-Who waits for a lock, and since when: what all nodes have recorded, in one list.
+Waiters for a lock, by what all nodes have recorded, in one list.
 
 Each node has a hash per lock of who waits (`celery_redlock.lock.waiting.waiting`). Others may have
 written there, too: what is no record of ours is passed over.
@@ -42,8 +42,6 @@ class Waiter:
 
 
 class RecordedWaiter(NamedTuple):
-    """That somebody waits, as a node has recorded it."""
-
     who: bytes  # a part of a token, never shown
     heard: float  # when the node last heard of it [s, Unix time]
     waiter: Waiter

@@ -21,8 +21,6 @@ __all__ = ["MemoryFanout"]
 
 
 class MemoryFanout(Fanout):
-    """The connections of one client to the nodes of a memory quorum."""
-
     def __init__(
         self,
         servers: Sequence[MemoryNode],

@@ -21,8 +21,6 @@ __all__ = ["NodeModel", "Store"]
 BUSY = "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE."
 DENIED = "ERR The user executing the script can't run this command or subcommand"
 FULL = "OOM command not allowed when used memory > 'maxmemory'."
-REPLICA = "READONLY You can't write against a read only replica."
-NO_SCRIPT = "NOSCRIPT No matching script."
 
 
 #: Whose command is being done: one at a time, also of several nodes, which share an interpreter.
@@ -141,7 +139,7 @@ class NodeModel:
 
     def _may_write(self, command: Command) -> None:
         if self.is_replica:
-            raise Refused(REPLICA)
+            raise Refused("READONLY You can't write against a read only replica.")
         if self.is_full and command.grows and not self._has_written:
             raise Refused(FULL)
         self._has_written = True
@@ -175,7 +173,7 @@ class NodeModel:
     def _run(self, digest: bytes, keys: bytes, words: Sequence[bytes]) -> Any:
         script = self.scripts.get(digest)
         if script is None:
-            raise Refused(NO_SCRIPT)
+            raise Refused("NOSCRIPT No matching script.")
         self._has_written = False
         return lua.run(script, self._call, int(keys), words)
 

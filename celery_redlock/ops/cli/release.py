@@ -82,8 +82,6 @@ REASONS = {
 
 
 class Token(Text):
-    """The public part of a token."""
-
     # Click has called it with *param* alone before 8.2.
     def get_missing_message(self, param: Any, ctx: Any = None) -> str:  # noqa: ARG002
         return "'redlock ls' shows it."
@@ -121,7 +119,7 @@ def release(*, names: tuple[str, ...], tokens: tuple[str, ...], yes: bool, as_js
         raise click.UsageError(msg)
     if not (yes or is_terminal(sys.stdin)):
         raise click.UsageError("There is no terminal to ask on: add --yes.")
-    with contextlib.suppress(ConfigurationError):  # one that cannot be loaded is in nobody's way
+    with contextlib.suppress(ConfigurationError):  # an app that cannot be loaded blocks nobody
         load_tasks(app)
     limits = dict.fromkeys(names, most_places(app))
     places = read_places(settings.nodes, settings.rules, limits)

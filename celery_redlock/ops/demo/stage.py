@@ -198,7 +198,6 @@ class Stage:
         return "\n".join(["The end of the worker's log:", *lines[-LOG_LINES:]])
 
     def end_worker(self) -> None:
-        """End it and its children with SIGKILL; doing so again is no error."""
         worker, self._worker = self._worker, None
         if worker is None:
             return

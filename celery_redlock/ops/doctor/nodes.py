@@ -215,7 +215,6 @@ class Visit:
         return True
 
     def try_to_listen(self) -> None:
-        """Try to subscribe to hints."""
         self.ask(self.denied_to_wake, "SUBSCRIBE", channel(self.rules.prefix, "doctor"))
 
     def enrolment(self, run_id: str, fingerprint: str) -> dict[str, Any]:

@@ -121,8 +121,6 @@ def network_of(address: str) -> str:
 
 @dataclass(frozen=True)
 class Door:
-    """Where the page is served, and to whom."""
-
     host: str = "127.0.0.1"  # where it listens
     names: tuple[str, ...] = ()  # other names under which it may be asked for
     token: str | None = None  # the operator's; None if there is none

@@ -12,12 +12,12 @@ import contextlib
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.advice import DAY
@@ -37,7 +37,7 @@ from celery_redlock.reading.search import (
     name_pattern,
     together,
 )
-from celery_redlock.reading.stored import LockView, ReservationView
+from celery_redlock.reading.stored import ReservationView
 from celery_redlock.reading.tally_reader import Tallies, TallyReader
 
 __all__ = ["PATIENCE", "Cached", "Page", "Reader"]
@@ -102,8 +102,6 @@ class Cached(Generic[T]):
 
 @dataclass(frozen=True)
 class Page:
-    """All that a page is made of; None for what could not be read in time."""
-
     nodes: list[NodeStatus] | None
     found: Found | None  # the locks that match the search
     records: Sequence[dict[str, Any]] | None  # of the journal, oldest first
@@ -178,8 +176,7 @@ class Reader:
 
     def _read_reserved(self) -> list[ReservationView]:
         found = AllReservations(self._nodes, self._rules, longest=LONGEST)
-        in_pages = cast("Generator[ReservationView, None, None]", iter(found))
-        with contextlib.closing(in_pages) as views:
+        with contextlib.closing(iter(found)) as views:
             return list(islice(views, RESERVATIONS))
 
     def _found(self, search: Search) -> Cached[Found]:
@@ -205,8 +202,7 @@ class Reader:
 
     def _go_through(self, like: bytes, search: Search) -> Found:
         locks = AllLocks(self._nodes, self._rules, like, LONGEST)
-        in_pages = cast("Generator[LockView, None, None]", iter(locks))
-        with contextlib.closing(in_pages) as views:  # and with them the connections
+        with contextlib.closing(iter(locks)) as views:  # and with them the connections
             found = find_locks(views, search)
         return replace(found, complete=found.complete and not locks.is_cut, silent=locks.silent)
 

@@ -53,14 +53,14 @@ def main_page(settings: Settings, reader: Reader, asked: Asked) -> dict[str, Any
     search = asked.search(time.time())
     page = reader.page(search)
     records = page.matching(search)
-    tasks = task_rows(records, holds_of(page))
+    tasks, reserved = task_rows(records, holds_of(page)), reserved_for(page, search)
     if asked.filters:
         named = Search("" if asked.event or asked.since else asked.q)
         tasks = [it for it in tasks if it.refused or (named.words and named.has_words(it.name))]
     return {
         **common(settings, page, asked, records),
-        "reserved": reserved_for(page, search)[:RESERVED],
-        "more_reserved": max(0, len(reserved_for(page, search)) - RESERVED),
+        "reserved": reserved[:RESERVED],
+        "more_reserved": max(0, len(reserved) - RESERVED),
         "tasks": tasks[:TASKS],
         "more_tasks": max(0, len(tasks) - TASKS),
     }
@@ -72,7 +72,7 @@ def task_page(settings: Settings, reader: Reader, asked: Asked) -> dict[str, Any
     page = reader.page(search)
     records = page.matching(search)
     refused = list(filter(is_refusal, records))
-    in_its_way = blockers(refused)
+    found = blockers(refused)
     holds = holds_of(page).get(asked.name)
     begin = search.since or min((number(it.get("at")) for it in refused), default=now)
     counts = counts_over_time(refused, begin, now, PARTS)
@@ -80,8 +80,8 @@ def task_page(settings: Settings, reader: Reader, asked: Asked) -> dict[str, Any
         **common(settings, page, asked, records),
         "refused": len(refused),
         "kinds": Counter(wording(record).word for record in refused).most_common(),
-        "blockers": in_its_way[:BLOCKERS],
-        "more_blockers": max(0, len(in_its_way) - BLOCKERS),
+        "blockers": found[:BLOCKERS],
+        "more_blockers": max(0, len(found) - BLOCKERS),
         "over_time": time_chart(counts, max(1.0, now - begin)) if refused else None,
         "holds": holds,
         "hold_chart": hold_chart(holds) if holds and holds.count else None,
