@@ -3,7 +3,7 @@ Counting part of the journal's observer: what each task does, hour by hour.
 
 Counting is a note in memory. The notes are summed up and sent to the nodes with an event a few
 seconds later, in the thread of that event, or at the end of the process. So no thread of its own
-ever connects, and an execution costs a microsecond or two.
+ever connects, and an execution costs a few microseconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from celery_redlock.events import LockAcquired, LockReleased, TaskEvent
 from celery_redlock.lock.records import is_text
 from celery_redlock.observers.records import record_of
 from celery_redlock.reading.holds import class_of
-from celery_redlock.reading.tally import CAUSES, HOUR, REPORTED, Counts
+from celery_redlock.reading.tally import CAUSES, HOUR, HOW, REPORTED, Counts, together
 
 __all__ = ["EVERY", "Tally"]
 
@@ -81,36 +81,30 @@ def taken_from(recorded: deque[Recorded]) -> Iterator[Recorded]:
 
 
 def summed(recorded: Iterable[Recorded]) -> dict[tuple[int, str], Counts]:
-    found: dict[tuple[int, str], Counts] = {}
+    parts: dict[tuple[int, str], list[Counts]] = {}
     for at, event in recorded:
         if is_text(event.task):
-            key = int(at // HOUR), event.task
-            if key not in found:
-                found[key] = Counts({}, {})
-            count(found[key], at, event)
-    return found
+            parts.setdefault((int(at // HOUR), event.task), []).append(counts_of(at, event))
+    return {key: together(of_one, HOW) for key, of_one in parts.items()}
 
 
-def count(counts: Counts, at: float, event: Any) -> None:
-    """Add what happened *at* a moment [s, Unix time] to *counts*."""
-    numbers, stamp = counts.numbers, round(at * 1000)
-    smallest(numbers, "first", stamp)
-    largest(numbers, "last", stamp)
-    cause = cause_of(event)
+def counts_of(at: float, event: Any) -> Counts:
+    """Return what happened *at* a moment [s, Unix time] as counts."""
+    stamp, cause = round(at * 1000), cause_of(event)
+    numbers, examples = {"first": stamp, "last": stamp}, {}
     if isinstance(event, LockReleased):
         held = round(event.held * 1000)
-        add(numbers, f"hold:{class_of(event.held)}")
-        add(numbers, "held", held)
-        largest(numbers, "longest", held)
+        numbers |= {f"hold:{class_of(event.held)}": 1, "held": held, "longest": held}
         if event.ttl:
-            largest(numbers, "ttl", round(event.ttl * 1000))
+            numbers["ttl"] = round(event.ttl * 1000)
     elif cause:
-        add(numbers, f"{REPORTED}{cause}" if event.report else cause)
-        counts.examples[f"example:{cause}"] = example_of(at, event)
+        numbers[f"{REPORTED}{cause}" if event.report else cause] = 1
+        examples[f"example:{cause}"] = example_of(at, event)
     if isinstance(event, LockAcquired) or (isinstance(event, TaskEvent) and event.report):
-        add(numbers, "ran")
+        numbers["ran"] = 1
         if event.report:
-            add(numbers, f"{REPORTED}ran")
+            numbers[f"{REPORTED}ran"] = 1
+    return Counts(numbers, examples)
 
 
 def cause_of(event: Any) -> str:
@@ -124,15 +118,3 @@ def example_of(at: float, event: Any) -> dict[str, Any]:
     record = {**record_of(event), "at": round(at, 3)}
     example = {field: record[field] for field in EXAMPLE if field in record}
     return {**example, "holder": record["holder"]} if record.get("holder") else example
-
-
-def add(numbers: dict[str, int], name: str, value: int = 1) -> None:
-    numbers[name] = numbers.get(name, 0) + value
-
-
-def smallest(numbers: dict[str, int], name: str, value: int) -> None:
-    numbers[name] = min(numbers.get(name, value), value)
-
-
-def largest(numbers: dict[str, int], name: str, value: int) -> None:
-    numbers[name] = max(numbers.get(name, value), value)

@@ -24,6 +24,7 @@ __all__ = [
     "EXAMPLES",
     "FIELDS",
     "HOUR",
+    "HOW",
     "REPORTED",
     "RETENTION",
     "Counts",
@@ -33,6 +34,7 @@ __all__ = [
     "read_counts",
     "tally_key",
     "tally_request",
+    "together",
 ]
 
 HOUR = 3600.0
@@ -140,11 +142,13 @@ def together(parts: Iterable[Counts], how: Mapping[str, str]) -> Counts:
     examples: dict[str, dict[str, Any]] = {}
     for part in parts:
         for name, value in part.numbers.items():
-            old, sign = numbers.get(name), how.get(name, "+")
-            if old is None:
+            sign = how.get(name, "+")
+            if name not in numbers:
                 numbers[name] = value
+            elif sign == "+":
+                numbers[name] += value
             else:
-                numbers[name] = {"+": old + value, ">": max(old, value), "<": min(old, value)}[sign]
+                numbers[name] = (max if sign == ">" else min)(numbers[name], value)
         for name, record in part.examples.items():
             if number(record.get("at")) >= number(examples.get(name, {}).get("at")):
                 examples[name] = record
