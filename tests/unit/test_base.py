@@ -23,7 +23,7 @@ from celery_redlock.lock.held import NotLocked
 from celery_redlock.plugin import Plugin, plugin_for
 from celery_redlock.task import base, overrides
 from celery_redlock.task.base import takes_lock
-from celery_redlock.task.execution import calls
+from celery_redlock.task.execution import execution
 from celery_redlock.task.naming import task_lock
 from celery_redlock.task.naming.task_lock import lock_of
 from celery_redlock.task.options import METHODS, OPTIONS
@@ -46,14 +46,13 @@ def app():
 @pytest.fixture
 def executions(monkeypatch):
     """The lock names of all executions so far."""
-    names = []
+    names, run_body = [], execution.run_body
 
-    class Noted(calls.Execution):
-        def run_body(self, *call):
-            names.append(self.claim.name)
-            return super().run_body(*call)
+    def noted(claim, *call):
+        names.append(claim.name)
+        return run_body(claim, *call)
 
-    monkeypatch.setattr(calls, "Execution", Noted)
+    monkeypatch.setattr(execution, "run_body", noted)
     return names
 
 
