@@ -71,6 +71,11 @@ class OneLock:
         return [node.node for node in self.nodes if node.node not in self.stored]
 
     @property
+    def is_known(self) -> bool:
+        """Whether a majority of the nodes answered."""
+        return len(self.stored) >= quorum(len(self.nodes))
+
+    @property
     def voting(self) -> int:
         return sum(1 for node in self.nodes if node.state == "up" and node.node in self.stored)
 

@@ -74,6 +74,13 @@ class Keyspace:
         is_there = self.find(key) is not None
         self.store[key] = (value, self.store[key][1] if is_there else NEVER)
 
+    def _leave(self, key: bytes, rest: Any) -> None:
+        """Set *key* to what is left there; without fields or members there is no key."""
+        if rest:
+            self.change(key, rest)
+        else:
+            self.store.pop(key, None)
+
     # -- strings -----------------------------------------------------------------------
 
     def get(self, key: bytes) -> bytes | None:
@@ -160,13 +167,9 @@ class Keyspace:
         return len(changed) - len(found)
 
     def hdel(self, key: bytes, *fields: bytes) -> int:
-        """A hash without fields is none."""
         found: Hash = self.of_type(Hash, key) or Hash()
         changed = Hash((field, value) for field, value in found.items() if field not in fields)
-        if changed:
-            self.change(key, changed)
-        else:
-            self.store.pop(key, None)
+        self._leave(key, changed)
         return len(found) - len(changed)
 
     # -- sorted sets -------------------------------------------------------------------
@@ -178,13 +181,9 @@ class Keyspace:
         return int(member not in found)
 
     def zrem(self, key: bytes, member: bytes) -> int:
-        """A set without members is none."""
         found: SortedSet = self.of_type(SortedSet, key) or SortedSet()
         rest = SortedSet((one, score) for one, score in found.items() if one != member)
-        if rest:
-            self.change(key, rest)
-        else:
-            self.store.pop(key, None)
+        self._leave(key, rest)
         return len(found) - len(rest)
 
     def zrange(self, key: bytes, first: bytes, last: bytes, *scores: bytes) -> list[bytes]:

@@ -143,7 +143,12 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
     def lock(self, name):
         """Return who holds the lock."""
         views = [it for it in self.views if it.name == name]
-        return SimpleNamespace(views=views, reservations=self.reserved, silent=self.silent)
+        return SimpleNamespace(
+            views=views,
+            reservations=self.reserved,
+            silent=self.silent,
+            is_known=len(self.silent) <= len(LABELS) // 2,
+        )
 
     def release(self, name, seen):
         """Note what is asked for, and do it if the nodes would."""

@@ -181,7 +181,7 @@ def seen_with(lock: OneLock, token: str) -> LockView | ReservationView | None:
 
 
 def why_not(lock: OneLock) -> str:
-    if len(lock.stored) < quorum(len(lock.nodes)):
+    if not lock.is_known:
         return "unavailable"
     if not lock.views and lock.reservations:
         return "reserved by another"

@@ -105,7 +105,7 @@ class Desk:
             others=[it for it in now.views if it.holder.get("token", "") != seen],
             nodes=self._nodes,
             silent=now.silent,
-            is_known=self._nodes - len(now.silent) >= quorum(self._nodes),
+            is_known=now.is_known,
             seal=self._seals.dumps([name, seen], salt=browser),
             minutes=LIFETIME // 60,
             problem=problem,
@@ -117,7 +117,7 @@ class Desk:
         now = self._reader.lock(name)
         # Whoever was seen cannot have a majority any more.
         is_done = sum(result in RESULTS for result in results.values()) >= quorum(self._nodes)
-        is_known = is_done and self._nodes - len(now.silent) >= quorum(self._nodes)
+        is_known = is_done and now.is_known
         summary = text(", ".join(f"{node}: {result}" for node, result in results.items()), LONG)
         logger.warning("Release of lock %s for %s: %s", in_log(name), request.remote_addr, summary)
         page = render_template(
