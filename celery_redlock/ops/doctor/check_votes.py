@@ -71,8 +71,6 @@ REFUSED_WRITES = [
         ("READONLY|read only replica", "Name the master in redlock_nodes, or a Sentinel service."),
     )
 ]
-#: Has a new node vote at once.
-BOOTSTRAP = f"'{redlock_command('bootstrap')}' while no lock is held"
 
 
 def node_down(node: NodeFacts) -> Iterator[Finding]:
@@ -204,7 +202,7 @@ def node_foreign(facts: Facts, node: NodeFacts) -> Iterator[Finding]:
         "It is enrolled by clients with other redlock_nodes or another redlock_max_ttl. While "
         "it is, no node that is new or was restarted gets to vote."
     )
-    fix = f"Make them equal everywhere; after a wanted change: {BOOTSTRAP}."
+    fix = f"Make them equal everywhere; after a wanted change: {bootstrap()}."
     if any(other.state == "enrolled" for other in facts.nodes):
         rules = facts.settings.rules
         boot = Keys.of(rules.prefix, "").boot.decode()
@@ -224,7 +222,7 @@ def node_unmarked(facts: Facts, node: NodeFacts) -> Iterator[Finding]:
         "It does not vote: it is new, or has lost its memory and nobody has noticed. It votes "
         f"at most {facts.settings.rules.quarantine:.0f} s after the first client finds it."
     )
-    fix = f"For a new node: {BOOTSTRAP}."
+    fix = f"For a new node: {bootstrap()}."
     if any(other.state == "foreign" for other in facts.nodes):
         what = "It does not vote, and is not enrolled while another node is other clients'."
         fix = "See node-foreign."
@@ -237,5 +235,10 @@ def node_quarantined(node: NodeFacts) -> Iterator[Finding]:
         what = (
             f"It is new, restarted or wiped, and does not vote for another {node.quarantine:.0f} s."
         )
-        fix = f"Wait, or for new nodes: {BOOTSTRAP}. If it is restarted often, find out why."
+        fix = f"Wait, or for new nodes: {bootstrap()}. If it is restarted often, find out why."
         yield Finding(WARNING, "node-quarantined", node.node, what, fix)
+
+
+def bootstrap() -> str:
+    """Return what makes a new node vote at once, and when it may be said."""
+    return f"'{redlock_command('bootstrap')}' while no lock is held"
