@@ -35,7 +35,7 @@ def declare(app):
     @signals.task_success.connect(weak=False)
     def after_the_result(sender, **_):
         if sender.request.kwargs.get("lock", sender.request.args[-1]).startswith("seen"):
-            time.sleep(0.05)
+            time.sleep(0.05)  # what a receiver may take, while the lock of a late release stands
 
 
 def declare_retries(app, options):

@@ -37,7 +37,7 @@ from celery_redlock.task.execution.outcome import (
 from celery_redlock.task.execution.refused import end_copy, refuse
 from celery_redlock.task.execution.reporting import report, report_unnamed
 from celery_redlock.task.execution.start import Started, start
-from celery_redlock.task.messages.delivery import hide
+from celery_redlock.task.messages.delivery_info import hide
 from celery_redlock.task.messages.envelope import Envelope
 from celery_redlock.task.naming.task_lock import names_of_call
 
