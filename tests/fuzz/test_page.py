@@ -75,7 +75,7 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
         views, reserved = (
             [it for it in all_ if it.name == name] for all_ in (self.views, self.reserved)
         )
-        return SimpleNamespace(views=views, reservations=reserved, silent=[])
+        return SimpleNamespace(views=views, reservations=reserved, silent=[], is_known=True)
 
     def release(self, name, seen):
         """Note what is asked for."""
