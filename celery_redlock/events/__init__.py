@@ -1,5 +1,5 @@
 """
-What happened, as frozen facts for observers. Times are seconds.
+Events as frozen facts for observers. Times are seconds.
 
 An event never carries a token or an argument value. `Event` is any of them. Its class says what
 else there is to know of it: name, level, sentence, metrics; `celery_redlock.events.base` lists all.
@@ -36,5 +36,5 @@ KINDS: dict[str, type[Event]] = {
 
 
 def kinds_in(*parts: str) -> tuple[str, ...]:
-    """Return the names of the events in these parts of the journal; see `Event.journal`."""
+    """Return the names of the events in these parts of the journal."""
     return tuple(name for part in parts for name, it in KINDS.items() if it.journal == part)

@@ -1,8 +1,8 @@
 """
-The base of all events: what a class says of itself, and how observers are told.
+The base of all events, and how observers are notified.
 
-Sinks (the log, Celery events, the journal, metrics, the page) are loops over these attributes. So a
-new event is one class beside those of its kind, and one test.
+Sinks (the log, Celery events, the journal, metrics, the page) are loops over the attributes of a
+class. So a new event is one class beside those of its kind, and one test.
 """
 
 from __future__ import annotations

@@ -19,31 +19,15 @@ __all__ = ["Changes", "Metric", "counter", "gauge", "histogram", "of_nodes"]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Metric:
-    """
-    Something that is counted or measured.
-
-    Attributes:
-        kind: As both libraries call it.
-        about: What it is, in a sentence.
-        labels: Label -> attribute of the event that has its value.
-        prometheus: Its name there, after ``redlock_``; "" if it is not there.
-        otel: Its name in OpenTelemetry, after ``redlock.``; "" if it is not there.
-        unit: In OpenTelemetry.
-        bounds: Upper bounds of a histogram in Prometheus.
-        mode: How Prometheus adds up a gauge over processes. All are "live" ones: what a process
-            said that is gone does not count.
-        begins: Values of the last label that begin with zero, together.
-    """
-
-    kind: Literal["counter", "gauge", "histogram"]
-    about: str
-    labels: Mapping[str, str]
-    prometheus: str = ""
-    otel: str = ""
-    unit: str = "s"
-    bounds: tuple[float, ...] = ()
-    mode: str = ""
-    begins: tuple[Any, ...] = ()
+    kind: Literal["counter", "gauge", "histogram"]  # as both libraries call it
+    about: str  # what it is, in a sentence
+    labels: Mapping[str, str]  # label -> attribute of the event that has its value
+    prometheus: str = ""  # its name there, after redlock_; "" if it is not there
+    otel: str = ""  # its name there, after redlock.; "" if it is not there
+    unit: str = "s"  # in OpenTelemetry
+    bounds: tuple[float, ...] = ()  # upper bounds of a histogram in Prometheus
+    mode: str = ""  # how Prometheus adds up a gauge over processes; all are "live" ones
+    begins: tuple[Any, ...] = ()  # values of the last label that begin with zero, together
 
 
 #: What a gauge shows of what is not known any more; OpenTelemetry keeps the last value.
@@ -79,17 +63,12 @@ def histogram(about: str, *labels: str, begins: tuple[Any, ...] = (), **more: An
 
 
 def gauge(name: str, about: str, *labels: str, mode: str, **more: str) -> Metric:
-    """Describe a gauge."""
     made: dict[str, Any] = {"labels": named(labels), "prometheus": name, "mode": mode, **more}
     return Metric(kind="gauge", about=about, **made)
 
 
 def of_nodes(name: str, about: str, **more: str) -> Metric:
-    """
-    Describe a gauge of what the process says that looked last.
-
-    The worker's own process looks every ten seconds (`celery_redlock.task.worker.node_watch`).
-    """
+    """Describe a gauge that a worker sets every ten seconds, from the process that looked last."""
     return gauge(name, about, "node", mode="livemostrecent", **more)
 
 

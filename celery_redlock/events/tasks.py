@@ -23,7 +23,6 @@ __all__ = [
 
 
 def by_cause(name: str, about: str) -> Changes:
-    """Return what a policy is counted in."""
     begins = ("conflict", "unavailable")
     return {counter(name, about, "task", "cause", unit="{task}", begins=begins): 1}
 

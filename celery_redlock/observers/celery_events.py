@@ -1,5 +1,5 @@
 """
-The observer that sends Celery events, for ``celery events``, Flower and whoever else listens.
+Observer that sends Celery events, for ``celery events``, Flower and whoever else listens.
 
 Active in a worker that was started with ``-E`` (or has ``worker_send_task_events``); in other
 processes, those that publish tasks and beat, where ``task_send_sent_event`` is set. The children
@@ -15,7 +15,7 @@ does not know is a state, which lasts until the task succeeds or fails: until th
 ``REDLOCK-ACQUIRED`` where it had ``STARTED``, also of a task that is terminated or retried
 afterwards. ``SUCCESS`` and ``FAILURE`` win, whatever comes before or after.
 
-Nothing is sent by the thread that has the lock: see `celery_redlock.observers.outbox`.
+The thread that has the lock sends nothing: see `celery_redlock.observers.outbox`.
 """
 
 from __future__ import annotations
@@ -58,13 +58,6 @@ _every_observer: weakref.WeakSet[CeleryEvents] = weakref.WeakSet()
 
 
 class CeleryEvents:
-    """
-    Sends what happens as Celery events, where the app sends such.
-
-    Args:
-        plugin: The `celery_redlock.plugin.Plugin` of the app.
-    """
-
     def __init__(self, plugin: Any) -> None:
         self._plugin = plugin
         self._publishes = bool(plugin.app.conf.task_send_sent_event)
@@ -73,12 +66,10 @@ class CeleryEvents:
         _every_observer.add(self)
 
     def __call__(self, event: Event) -> None:
-        """Send *event*, if events are on."""
         if self._plugin.sends_events or (self._publishes and not worker_name()):
             self._outbox.put((time.time(), event))
 
     def flush(self) -> None:
-        """Send what is left, for the end of a process."""
         self._outbox.flush(LAST_WORDS)
 
     def close(self) -> None:
@@ -104,22 +95,16 @@ class CeleryEvents:
 
 
 def worker_name() -> str:
-    """Return the name of the worker that this process belongs to; "" if it is none."""
     known: Any = getattr(trace, "_localized", ())  # from where Celery takes it for each task
     return str(known[-1]) if known else ""
 
 
 def message_of(event: Event, at: float, worker: str) -> dict[str, Any]:
     """
-    Return the body of the Celery event for *event*.
+    Return the body of the Celery event for *event*, at a time [s, Unix time].
 
     It has no ``clock``: a child never hears of other clocks, and to an event without one the
-    consumer gives its own.
-
-    Args:
-        event: What happened.
-        at: When [s, Unix time].
-        worker: Name of the worker it happened in; "" if in none.
+    consumer gives its own. *worker* is "" outside of workers.
     """
     record = shortened({**record_of(event), "at": at})
     if "holder_id" in record:  # of the task that was there first
@@ -138,9 +123,6 @@ class Line:
     A connection of our own to the broker, along which events are sent in lists.
 
     Not one of Celery's pool: a task that publishes must not wait for it, nor find it broken.
-
-    Attributes:
-        pid: The process it is of.
     """
 
     def __init__(self, app: Any) -> None:
@@ -154,7 +136,6 @@ class Line:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is of this process, and not of the one that this was forked from."""
         return self.pid == os.getpid()
 
     def send(self, group: str, messages: list[dict[str, Any]]) -> None:

@@ -1,5 +1,5 @@
 """
-The observer that keeps what went wrong where every operator's tool finds it: on the lock nodes.
+Observer that records what went wrong on the lock nodes, where every operator's tool finds it.
 
 Grants, renewals and releases are not written, only counted (`celery_redlock.observers.tally`), but
 for grants to tasks that had queued. So a task that gets its lock at once costs next to nothing.
@@ -16,7 +16,6 @@ from celery_redlock.observers.records import record_of
 
 if TYPE_CHECKING:
     from celery_redlock.observers.tally import Tally
-    from celery_redlock.reading.journal import Journal
 
 __all__ = ["JournalObserver"]
 
@@ -27,17 +26,10 @@ SAME_END = 2.0
 
 
 class JournalObserver:
-    """
-    Writes what is worth knowing later to the journals of the nodes.
+    """Has *write* record what is worth knowing later, and *tally* count all else."""
 
-    Args:
-        journal: Returns where to write; asked for each record, as it is another after a change
-            of the settings.
-        tally: Counts what tasks do, beside that.
-    """
-
-    def __init__(self, journal: Callable[[], Journal], tally: Tally) -> None:
-        self._journal = journal
+    def __init__(self, write: Callable[[dict[str, Any]], None], tally: Tally) -> None:
+        self._write = write
         self._tally = tally
         self._down: set[str] = set()
         self._ends: dict[str, float] = {}
@@ -45,14 +37,13 @@ class JournalObserver:
         self._late: dict[str, NodeEvent] = {}
 
     def __call__(self, event: Any) -> None:
-        """Take note of *event*."""
         self._tally(event)
         if self._late:
             self._catch_up()
         if not event.journal or (event.journal == "granted" and not event.queued_for):
             return
         if event.journal != "nodes" or self._is_news(event):
-            self._journal().put(record_of(event))
+            self._write(record_of(event))
 
     def _is_news(self, event: NodeEvent) -> bool:
         """Return whether to write this now: no end of what was not, nothing twice or too often."""
@@ -74,19 +65,17 @@ class JournalObserver:
         return True
 
     def _is_too_soon(self, node: str) -> bool:
-        """Return whether as much has been written of a node lately as there may be."""
         since = time.monotonic() - NODE_PAUSE
         self._written[node] = [at for at in self._written.get(node, ()) if at > since]
         return len(self._written[node]) >= NODE_RECORDS
 
     def _catch_up(self) -> None:
-        """Write how nodes are by now of which there was too much to tell."""
+        """Write the last state of nodes that had too much to report before."""
         for node, event in list(self._late.items()):
             if not self._is_too_soon(node):
                 self._late.pop(node, None)
                 self._written[node].append(time.monotonic())
-                self._journal().put(record_of(event))
+                self._write(record_of(event))
 
     def flush(self) -> None:
-        """Send what is counted, for the end of a process."""
         self._tally.flush()

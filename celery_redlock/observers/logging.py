@@ -1,5 +1,5 @@
 """
-The observer that is on by default: one log record per thing an operator wants to read.
+Observer that is on by default: one log record per thing an operator wants to read.
 
 Every record has two attributes beside its prose, for whoever counts or stores records: ``redlock``,
 the name of the event, and ``redlock_event``, a flat dict of what is known: ``lock``, ``task``,
@@ -36,12 +36,9 @@ PAUSE, MOST_NAMES = 60.0, 1000
 
 class Log:
     """
-    Writes events to the logger ``celery_redlock``.
+    Writes events to the logger ``celery_redlock``, those of a skipped task at *skip_level*.
 
-    Args:
-        skip_level: Level of `TaskSkipped`.
-        speaks_of_nodes: Returns whether this process is the one to report nodes; if not, what it
-            notices is at DEBUG.
+    *speaks_of_nodes* returns whether this process reports nodes; if not, they are at DEBUG.
     """
 
     def __init__(
@@ -52,10 +49,9 @@ class Log:
         self._skip_level = int(getattr(logging, skip_level))
         self._speaks_of_nodes = speaks_of_nodes
         self._down: set[str] = set()
-        self._told: dict[str, float] = {}
+        self._logged: dict[str, float] = {}
 
     def __call__(self, event: Event) -> None:
-        """Write *event*."""
         level = event.level if type(event) is not TaskSkipped else self._skip_level
         if getattr(event, "report", False):  # nothing was refused
             level = logging.INFO if reported_as(event) else logging.DEBUG
@@ -67,7 +63,6 @@ class Log:
             logger.log(level, "%s", sentence(record), extra=extra)
 
     def _level(self, event: Any, level: int) -> int:
-        """Return *level*, or a lower one for what others report."""
         if event.is_preliminary and event.task:
             return logging.INFO if self._is_due(event.name) else logging.DEBUG
         times = getattr(event, "times", 1)
@@ -79,17 +74,16 @@ class Log:
         return level
 
     def _is_due(self, name: str) -> bool:
-        """Return whether it was not said for so long that there is no quorum for this lock."""
+        """Return whether the last line about no quorum for this lock is long ago."""
         now = time.monotonic()
-        if now - self._told.get(name, float("-inf")) < PAUSE:
+        if now - self._logged.get(name, float("-inf")) < PAUSE:
             return False
-        if len(self._told) >= MOST_NAMES:
-            self._told.clear()
-        self._told[name] = now
+        if len(self._logged) >= MOST_NAMES:
+            self._logged.clear()
+        self._logged[name] = now
         return True
 
     def _is_news(self, event: NodeEvent) -> bool:
-        """Return whether a node has changed; at first they are up."""
         if isinstance(event, NodeUp):
             is_news = event.node in self._down
             self._down.discard(event.node)
@@ -106,7 +100,6 @@ log_event = Log()
 
 
 def fields_of(record: dict[str, Any]) -> dict[str, Any]:
-    """Return what is known of an event, in one flat dict of plain values; no token."""
     fields = dict(record)
     for given in ("event", "at", "host", "pid"):  # a log record has these by itself
         del fields[given]

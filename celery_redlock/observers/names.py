@@ -1,4 +1,4 @@
-"""Which observer an item of ``redlock_observers`` stands for."""
+"""The observers that items of ``redlock_observers`` stand for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celery_redlock.observers.journal import JournalObserver
 from celery_redlock.observers.logging import Log
 from celery_redlock.observers.tally import Tally
 from celery_redlock.process.log import get_logger
-from celery_redlock.reading.journal import Journal
+from celery_redlock.reading.journal import Record, write_record
 from celery_redlock.reading.tally import Counts, tally_request
 
 __all__ = ["READY", "observer_of"]
@@ -23,12 +23,7 @@ logger = get_logger(__name__)
 
 
 def observer_of(named: Any, plugin: Any) -> Observer:
-    """
-    Return the observer that an item of ``redlock_observers`` stands for.
-
-    Raises:
-        ConfigurationError: There is none of that name, or what it needs is not installed.
-    """
+    """Return the observer of an item of ``redlock_observers``; raises ConfigurationError."""
     if callable(named):
         return cast("Observer", named)
     try:
@@ -44,7 +39,6 @@ def observer_of(named: Any, plugin: Any) -> Observer:
 
 
 def what_is_wrong(named: str, error: Exception) -> str:
-    """Return why *error* came of an item of ``redlock_observers``, and what helps."""
     if named in EXTRAS:
         missing = getattr(error, "name", None) or error
         return f"{named!r} needs {missing}; pip install 'celery-redlock[{EXTRAS[named]}]'"
@@ -54,6 +48,9 @@ def what_is_wrong(named: str, error: Exception) -> str:
 
 
 def journal(plugin: Any) -> Observer:
+    def write(record: Record) -> None:
+        write_record(plugin.locks, record)
+
     def send(hour: int, task: str, counts: Counts) -> None:
         locks = plugin.locks
         locks.driver.tell(tally_request(locks.rules, hour, task, counts))
@@ -61,7 +58,7 @@ def journal(plugin: Any) -> Observer:
     def reaches_all() -> bool:
         return all(node.is_settled for node in plugin.locks.fanout.nodes)
 
-    return JournalObserver(lambda: Journal.on(plugin.locks), Tally(send, reaches_all))
+    return JournalObserver(write, Tally(send, reaches_all))
 
 
 def celery_events(plugin: Any) -> Observer:

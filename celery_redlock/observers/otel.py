@@ -1,5 +1,5 @@
 """
-The observer for OpenTelemetry: metrics of all locks, and spans in the traces of the tasks.
+Observer for OpenTelemetry: metrics of all locks, and spans in the traces of the tasks.
 
 Needs ``opentelemetry-api`` alone, and does nothing until an application sets up an SDK, which may
 be later than this begins: in ``worker_process_init``, say. With
@@ -50,8 +50,6 @@ Step = tuple[Change, list[tuple[str, str]], float | str]
 
 
 class OpenTelemetry:
-    """Records what happens with whatever SDK is set up, now or later."""
-
     def __init__(self) -> None:
         self._tracer = trace.get_tracer(SCOPE)
         meter = metrics.get_meter(SCOPE)
@@ -66,7 +64,6 @@ class OpenTelemetry:
         }
 
     def __call__(self, event: Event) -> None:
-        """Record *event*."""
         if getattr(event, "report", False):
             self._report(event)
             return
@@ -81,7 +78,6 @@ class OpenTelemetry:
             span(event)
 
     def _steps_of(self, kind: type[Event]) -> list[Step]:
-        """Return what an event of this *kind* changes, by which labels, and by how much."""
         return [
             (self._changes[metric], keys_of(metric), by)
             for metric, by in kind.metrics.items()
@@ -94,8 +90,8 @@ class OpenTelemetry:
             self._changes[REPORTED](1, attributes_of(keys_of(REPORTED), event))
             span = trace.get_current_span()
             if span.is_recording():
-                told = {LOCK: event.name, "redlock.cause": event.counts_as}
-                span.add_event("redlock.reported", told)
+                attributes = {LOCK: event.name, "redlock.cause": event.counts_as}
+                span.add_event("redlock.reported", attributes)
 
     def _acquired(self, event: LockAcquired) -> None:
         span = self._wait(event, event.waited, event.outcome)
@@ -130,14 +126,13 @@ class OpenTelemetry:
     def _span(self, name: str, event: LockEvent, took: float, more: Attributes) -> Span:
         """Begin a span that began *took* seconds ago, in the context of whoever is here."""
         began = time.time_ns() - int(took * 1e9)
-        about = {LOCK: event.name, **about_task(event), **more}
+        about = {LOCK: event.name, **({TASK: event.task} if event.task else {}), **more}
         if event.task_id:
             about[TASK_ID] = event.task_id
         return self._tracer.start_span(name, start_time=began, attributes=about)
 
 
 def change_of(meter: metrics.Meter, metric: Metric) -> Change:
-    """Make the instrument of *metric*, and return what changes it."""
     name, unit, about = f"redlock.{metric.otel}", metric.unit, metric.about
     if metric.kind == "counter":
         return meter.create_counter(name, unit, about).add
@@ -149,12 +144,11 @@ def change_of(meter: metrics.Meter, metric: Metric) -> Change:
 
 
 def keys_of(metric: Metric) -> list[tuple[str, str]]:
-    """Return attribute and field of each label of *metric*."""
     return [(KEYS.get(key, f"redlock.{key}"), field) for key, field in metric.labels.items()]
 
 
 def attributes_of(labels: list[tuple[str, str]], event: Event) -> Attributes:
-    """Return the labels of *event* as attributes; no task outside of tasks."""
+    """Return the labels of *event* as attributes, without a task that is ""."""
     found = {}
     for key, field in labels:
         value = getattr(event, field)
@@ -164,21 +158,14 @@ def attributes_of(labels: list[tuple[str, str]], event: Event) -> Attributes:
 
 
 def note(name: str, event: Any) -> None:
-    """Note on the span of the task what a policy did."""
     span = trace.get_current_span()
     if span.is_recording():
-        noted = {f"redlock.{field}": getattr(event, field) for field in event.noted}
-        about = {LOCK: event.name, **noted, **about_holder(event.holder)}
+        recorded = {f"redlock.{field}": getattr(event, field) for field in event.noted}
+        about = {LOCK: event.name, **recorded, **about_holder(event.holder)}
         span.add_event(f"redlock.{name}", about)
 
 
-def about_task(event: LockEvent) -> Attributes:
-    """Return the attribute that names the task of *event*; none outside of tasks."""
-    return {TASK: event.task} if event.task else {}
-
-
 def about_holder(holder: dict[str, Any]) -> Attributes:
-    """Return who holds a lock, as attributes: nothing of its token."""
     known = {key: holder[key] for key in HOLDER if key in holder}
     plain = {key: it for key, it in known.items() if isinstance(it, (str, int, float))}
     return {f"redlock.holder.{key}": it for key, it in plain.items()}

@@ -1,10 +1,10 @@
 """
-What is to leave the process later: kept by the thread that has it, sent by a thread of ours.
+Queue of things that leave the process later, sent by a thread of ours.
 
     put --> [ oldest ... newest ] --every half second, or flush--> send, in batches
 
 Putting something in never waits, whatever the receiver does: while it is away, the
-newest things are kept and the oldest make room.
+newest things stay and the oldest make room.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ __all__ = ["Outbox"]
 
 logger = get_logger(__name__)
 
-#: Things that are kept; one of ours has about 500 bytes.
-KEPT = 5000
+#: Things that wait at most; one of ours has about 500 bytes.
+MOST = 5000
 #: Things that are sent at once.
 BATCH = 100
 #: How long things are gathered before they are sent [s].
@@ -50,7 +50,7 @@ class Outbox:
         what: What the things are, for the log.
         send: Sends a batch. What it raises means that nothing of it was sent.
         hang_up: Lets go of whatever *send* holds open; called from the same thread.
-        kept: How many things are kept while they cannot be sent [> 0].
+        most: How many things wait at most [> 0].
     """
 
     def __init__(
@@ -58,18 +58,18 @@ class Outbox:
         what: str,
         send: Callable[[Sequence[Any]], None],
         hang_up: Callable[[], None],
-        kept: int = KEPT,
+        most: int = MOST,
     ) -> None:
         self._what = what
         self._send = send
         self._hang_up = hang_up
-        self._kept = kept
+        self._most = most
         self._start_over()
         _every_outbox.add(self)
 
     def _start_over(self) -> None:
-        """Hold nothing. After a fork: what the parent has not sent yet, the parent sends."""
-        self._things: deque[Any] = deque(maxlen=self._kept)
+        """Hold nothing. After a fork: the parent sends what it has not sent yet."""
+        self._things: deque[Any] = deque(maxlen=self._most)
         self._under_way: list[Any] = []
         self._dropped = 0
         self._starting = new_mutex()
@@ -78,12 +78,11 @@ class Outbox:
         self._hurried = threading.Event()
         self._tried = threading.Event()
         self._fails_since: float | None = None
-        self._told_at = -TELL_EVERY
+        self._reported_at = -TELL_EVERY
         self._is_closed = False
 
     def put(self, thing: Any) -> None:
-        """Have *thing* sent; returns at once."""
-        if len(self._things) == self._kept:
+        if len(self._things) == self._most:
             self._dropped += 1
         self._things.append(thing)
         if not self._woken.is_set():
@@ -91,12 +90,7 @@ class Outbox:
             self._ensure_thread()
 
     def flush(self, within: float) -> None:
-        """
-        Send everything now, and forget what cannot be sent; for the end of a process.
-
-        Args:
-            within: Longest wait [s].
-        """
+        """Send everything within so many [s], and drop what cannot be sent: the process ends."""
         if not self._is_pending:
             return
         self._tried.clear()
@@ -109,7 +103,6 @@ class Outbox:
         self._tell_of_dropped()
 
     def close(self) -> None:
-        """Send what is left, and end the thread."""
         self._is_closed = True
         self._tried.clear()
         self._hurried.set()
@@ -126,9 +119,7 @@ class Outbox:
             thread = threading.Thread(target=self._run, name="redlock-outbox", daemon=True)
             try:
                 thread.start()
-            except (
-                RuntimeError
-            ):  # no more threads, or the end of the process; the next thing tries again
+            except RuntimeError:  # no more threads, or the process ends; the next thing tries again
                 self._woken.clear()
                 return False
             self._thread = thread
@@ -160,7 +151,11 @@ class Outbox:
             self._hang_up()
             if self._fails_since is None:
                 self._fails_since = time.monotonic()
-                self._tell_of_failure(error)
+                # Without the text of the error, which may contain an address.
+                logger.warning(
+                    "%s cannot be sent (%s); the newest %d are kept meanwhile",
+                    *(self._what, type(error).__name__, self._most),
+                )
             return min(2.0 * pause, LONGEST_PAUSE)
         if self._fails_since is not None:
             away = time.monotonic() - self._fails_since
@@ -183,21 +178,11 @@ class Outbox:
                 taken.append(self._things.popleft())
         return taken
 
-    def _tell_of_failure(self, error: Exception) -> None:
-        """Log it once per outage, without the text of *error*, which may contain an address."""
-        logger.warning(
-            "%s cannot be sent (%s); the newest %d are kept meanwhile",
-            self._what,
-            type(error).__name__,
-            self._kept,
-        )
-
     def _tell_of_dropped(self) -> None:
         now, dropped = time.monotonic(), self._dropped
-        if dropped and now >= self._told_at + TELL_EVERY:
-            self._told_at, self._dropped = now, 0
+        if dropped and now >= self._reported_at + TELL_EVERY:
+            self._reported_at, self._dropped = now, 0
             logger.warning("%d %s were dropped, the oldest first", dropped, self._what)
 
     def after_fork_in_child(self) -> None:
-        """Start from nothing."""
         self._start_over()

@@ -1,5 +1,5 @@
 """
-The observer that counts for Prometheus, on the default registry of prometheus_client.
+Observer that counts for Prometheus, on the default registry of prometheus_client.
 
 What an event changes, its class says (`celery_redlock.events`). In programs of several processes,
 prometheus_client adds up: see ``docs/how-to/metrics.md``.
@@ -17,16 +17,21 @@ from prometheus_client import Counter, Gauge, Histogram, values
 
 from celery_redlock.events import KINDS, Event, LockReleased, LockRenewed
 from celery_redlock.events.metrics import REPORTED, Metric, gauge
-from celery_redlock.observers.counting import counting
+from celery_redlock.process.forks import around_fork
+from celery_redlock.process.mutex import new_mutex
 
 __all__ = ["COUNTS_IN_FILES", "count_event"]
 
 #: Whether prometheus_client adds up processes, as it decided when something first imported it.
 COUNTS_IN_FILES = bool(getattr(values.ValueClass, "_multiprocess", False))
+#: Held while something is counted, and by whoever forks: a child would find the mutexes of
+#: prometheus_client as another thread of the parent held them, and never released.
+counting = new_mutex()
+around_fork("counting", counting.release, before=counting.acquire, in_parent=counting.release)
 
 
 class Children(dict[Any, Callable[[float], None]]):
-    """What changes a metric, by label values: found several times faster than it does."""
+    """Functions that change a metric, by label values: found several times faster than its own."""
 
     def __init__(self, metric: Metric) -> None:
         super().__init__()
@@ -86,7 +91,6 @@ Step = tuple[Children, Callable[[Any], Any], Any, float]
 
 
 def steps_of(kind: type[Event]) -> list[Step]:
-    """Return what an event of this *kind* changes."""
     steps: list[Step] = []
     for metric, by in kind.metrics.items():
         if metric in FAMILIES:
@@ -173,7 +177,7 @@ MARGIN_NOTES: dict[type[Event], Callable[[Any], None]] = {
 
 
 def show_margins(task: str) -> None:
-    """Show the least of the locks of *task* that are held; nobody is alarmed by those that were."""
+    """Show the least margin of the locks of *task* that are held now."""
     margins, ratios = zip(NONE, *_margins[task].values(), strict=True)
     MARGIN[task](min(margins))
     MARGIN_RATIO[task](min(ratios))

@@ -21,11 +21,9 @@ def record_of(event: Event) -> dict[str, Any]:
     """
     Return *event* as plain JSON values.
 
-    Returns:
-        Its fields, and beside them ``event`` (the name of its class), ``at`` [s, Unix time],
-        ``host`` and ``pid`` of this process; ``report`` only where it is true. A lock's name is as
-        in its key. Neither a token nor an argument value, except where a lock name of the user's
-        holds one.
+    Beside its fields: ``event`` (the name of its class), ``at`` [s, Unix time], ``host`` and
+    ``pid`` of this process; ``report`` only where it is true. A lock's name is as in its key.
+    Neither a token nor an argument value, except where a lock name of the user's holds one.
     """
     fields = dict(vars(event))
     if not fields.get("report"):
@@ -39,5 +37,5 @@ def record_of(event: Event) -> dict[str, Any]:
 
 
 def reported_as(event: Event) -> str:
-    """Return what a report counts as; "" if *event* is none, or nothing would have been refused."""
+    """Return the cause that a report counts; "" if it is none."""
     return event.counts_as if getattr(event, "report", False) else ""

@@ -1,9 +1,9 @@
 """
-The part of the journal's observer that counts: what each task does, hour by hour.
+Counting part of the journal's observer: what each task does, hour by hour.
 
-Counting is a note in memory. What was noted is summed up and sent to the nodes with an event a few
+Counting is a note in memory. The notes are summed up and sent to the nodes with an event a few
 seconds later, in the thread of that event, or at the end of the process. So no thread of its own
-ever connects, and an execution costs a microsecond or two.
+ever connects, and an execution costs a few microseconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from celery_redlock.events import LockAcquired, LockReleased, TaskEvent
 from celery_redlock.lock.records import is_text
 from celery_redlock.observers.records import record_of
 from celery_redlock.reading.holds import class_of
-from celery_redlock.reading.tally import CAUSES, HOUR, REPORTED, Counts
+from celery_redlock.reading.tally import CAUSES, HOUR, HOW, REPORTED, Counts, together
 
 __all__ = ["EVERY", "Tally"]
 
@@ -29,17 +29,15 @@ EXAMPLE = ("at", "host", "pid", "name", "task_id", "holder_id", "reason", "votes
 #: What is counted beside what is refused.
 HOLDS = (LockAcquired, LockReleased)
 #: A moment [s, Unix time], and what happened.
-Noted = tuple[float, Any]
+Recorded = tuple[float, Any]
 
 
 class Tally:
     """
-    Counts what tasks do, and sends the counts now and then.
+    Counts what tasks do, and sends the counts of an hour and task now and then.
 
-    Args:
-        send: Is called with an hour, a task and its counts; waits for nothing.
-        reaches_all: Whether no node is missing that is about to be connected, as some are in the
-            first moments of a process. Then it is sent some seconds later.
+    *reaches_all* returns whether every node is connected or down; in the first moments of a process
+    some are about to be connected, and then the counts are sent some seconds later.
     """
 
     def __init__(
@@ -50,95 +48,73 @@ class Tally:
         self._send, self._reaches_all = send, reaches_all
         self._is_late = False
         self._sent = float("-inf")
-        self._noted: deque[Noted] = deque()  # its own steps are atomic: no lock
+        self._recorded: deque[Recorded] = deque()  # its own steps are atomic: no lock
         self._pid = os.getpid()
 
     def __call__(self, event: Any) -> None:
-        """Count *event*."""
         if not (event.journal == "refused" or type(event) in HOLDS) or not event.task:
             return
-        if self._pid != os.getpid():  # what the parent noted is the parent's
-            self._noted, self._pid = deque(), os.getpid()
-        self._noted.append((time.time(), event))
-        if time.monotonic() - self._sent >= EVERY or len(self._noted) >= MOST:
+        if self._pid != os.getpid():  # what the parent recorded is the parent's
+            self._recorded, self._pid = deque(), os.getpid()
+        self._recorded.append((time.time(), event))
+        if time.monotonic() - self._sent >= EVERY or len(self._recorded) >= MOST:
             if self._is_late or self._reaches_all():
                 self.flush()
             else:
                 self._sent, self._is_late = time.monotonic(), True
 
     def flush(self) -> None:
-        """Send what is counted."""
         if self._pid != os.getpid():
             return
         self._sent, self._is_late = time.monotonic(), False
-        for (hour, task), counts in summed(taken_from(self._noted)).items():
+        for (hour, task), counts in summed(taken_from(self._recorded)).items():
             self._send(hour, task, counts)
 
 
-def taken_from(noted: deque[Noted]) -> Iterator[Noted]:
-    """Yield what was noted, each once whoever else takes from it."""
+def taken_from(recorded: deque[Recorded]) -> Iterator[Recorded]:
+    """Yield what was recorded, each once whoever else takes from it."""
     while True:
         try:
-            yield noted.popleft()
+            yield recorded.popleft()
         except IndexError:
             return
 
 
-def summed(noted: Iterable[Noted]) -> dict[tuple[int, str], Counts]:
-    """Return the counts of what was noted, by hour and task."""
-    found: dict[tuple[int, str], Counts] = {}
-    for at, event in noted:
+def summed(recorded: Iterable[Recorded]) -> dict[tuple[int, str], Counts]:
+    parts: dict[tuple[int, str], list[Counts]] = {}
+    for at, event in recorded:
         if is_text(event.task):
-            key = int(at // HOUR), event.task
-            if key not in found:
-                found[key] = Counts({}, {})
-            count(found[key], at, event)
-    return found
+            parts.setdefault((int(at // HOUR), event.task), []).append(counts_of(at, event))
+    return {key: together(of_one, HOW) for key, of_one in parts.items()}
 
 
-def count(counts: Counts, at: float, event: Any) -> None:
-    """Add what happened at a moment [s, Unix time] to *counts*."""
-    numbers, stamp = counts.numbers, round(at * 1000)
-    smallest(numbers, "first", stamp)
-    largest(numbers, "last", stamp)
-    cause = cause_of(event)
+def counts_of(at: float, event: Any) -> Counts:
+    """Return what happened *at* a moment [s, Unix time] as counts."""
+    stamp, cause = round(at * 1000), cause_of(event)
+    numbers, examples = {"first": stamp, "last": stamp}, {}
     if isinstance(event, LockReleased):
         held = round(event.held * 1000)
-        add(numbers, f"hold:{class_of(event.held)}")
-        add(numbers, "held", held)
-        largest(numbers, "longest", held)
+        numbers |= {f"hold:{class_of(event.held)}": 1, "held": held, "longest": held}
         if event.ttl:
-            largest(numbers, "ttl", round(event.ttl * 1000))
+            numbers["ttl"] = round(event.ttl * 1000)
     elif cause:
-        add(numbers, f"{REPORTED}{cause}" if event.report else cause)
-        counts.examples[f"example:{cause}"] = example_of(at, event)
+        numbers[f"{REPORTED}{cause}" if event.report else cause] = 1
+        examples[f"example:{cause}"] = example_of(at, event)
     if isinstance(event, LockAcquired) or (isinstance(event, TaskEvent) and event.report):
-        add(numbers, "ran")
+        numbers["ran"] = 1
         if event.report:
-            add(numbers, f"{REPORTED}ran")
+            numbers[f"{REPORTED}ran"] = 1
+    return Counts(numbers, examples)
 
 
 def cause_of(event: Any) -> str:
-    """Return which of `CAUSES` *event* is one of; "" for none."""
     # What waits is refused again and again, and counts once.
     is_first = getattr(event, "times", 1) <= 1
     return event.counts_as if is_first and event.counts_as in CAUSES else ""
 
 
 def example_of(at: float, event: Any) -> dict[str, Any]:
-    """Return what is kept of *event*: ids and places of both sides."""
+    """Return ids and places of both sides of *event*."""
     record = {**record_of(event), "at": round(at, 3)}
-    kept = {field: record[field] for field in EXAMPLE if field in record}
-    return {**kept, "holder": record["holder"]} if record.get("holder") else kept
-
-
-def add(numbers: dict[str, int], name: str, value: int = 1) -> None:
-    numbers[name] = numbers.get(name, 0) + value
-
-
-def smallest(numbers: dict[str, int], name: str, value: int) -> None:
-    numbers[name] = min(numbers.get(name, value), value)
-
-
-def largest(numbers: dict[str, int], name: str, value: int) -> None:
-    numbers[name] = max(numbers.get(name, value), value)
+    example = {field: record[field] for field in EXAMPLE if field in record}
+    return {**example, "holder": record["holder"]} if record.get("holder") else example

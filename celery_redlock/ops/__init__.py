@@ -1,1 +1,1 @@
-"""Tools for whoever runs it: command line, inspection, demo. Nothing below imports them."""
+"""Tools for operators: command line, web page, doctor, demo. Nothing below imports them."""

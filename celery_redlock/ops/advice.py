@@ -1,5 +1,5 @@
 """
-What to set, and by which figures: pure functions from what a task did to advice.
+Advice on the options of a task, from figures of what it did: pure functions.
 
 Advice names an option of the task, says what was measured, and what follows. Where another value
 is better it has that value, so that an entry of ``redlock_protect`` can be made of it.
@@ -35,47 +35,20 @@ MOST = 0.99
 
 @dataclass(frozen=True)
 class Advice:
-    """
-    What to do about one option.
-
-    Attributes:
-        option: Its name, or that of a setting.
-        text: What was measured, and what follows.
-        value: What to set the option to; None to leave it as it is.
-    """
-
-    option: str
-    text: str
-    value: float | str | None = None
+    option: str  # its name, or that of a setting
+    text: str  # what was measured, and what follows
+    value: float | str | None = None  # what to set the option to; None to leave it as it is
 
 
 @dataclass(frozen=True)
 class Watched:
-    """
-    One task, as far as advice needs it.
-
-    Attributes:
-        tally: What it did.
-        options: Of its lock; None for a task that this app does not know.
-        rules: Of the cluster.
-        visibility_timeout: Of the broker [s]; None for a broker that has none.
-        acks_late: Whether its message is acknowledged after it ran.
-        own: Its options that are not the defaults.
-        in_code: Those that its code sets, over which an entry has no say.
-    """
-
     tally: TaskTally
-    options: LockOptions | None
+    options: LockOptions | None  # of its lock; None for a task that this app does not know
     rules: Rules
-    visibility_timeout: float | None = None
+    visibility_timeout: float | None = None  # of the broker [s]; None for a broker that has none
     acks_late: bool = False
-    own: Mapping[str, Any] = field(default_factory=dict)
-    in_code: Collection[str] = ()
-
-    @property
-    def conflicts(self) -> int:
-        """How many executions met a holder, or would have."""
-        return self.met("conflict")
+    own: Mapping[str, Any] = field(default_factory=dict)  # its options that are not the defaults
+    in_code: Collection[str] = ()  # those that its code sets, over which an entry has no say
 
     def met(self, cause: str) -> int:
         """Return how often something was refused for this cause, or would have been."""
@@ -83,13 +56,7 @@ class Watched:
 
 
 def too_short(length: float, executions: int) -> str:
-    """
-    Return why there is no advice yet; "" if there is.
-
-    Args:
-        length: For how long was watched [s].
-        executions: How many were counted, refused ones too.
-    """
+    """Return why so much is too little for advice; "" if it is not; *length* in [s]."""
     if length >= DAY or (length >= HOUR and executions >= ENOUGH):
         return ""
     return (
@@ -99,14 +66,12 @@ def too_short(length: float, executions: int) -> str:
 
 
 def advise(watched: Watched) -> list[Advice]:
-    """Return what the figures say about the options of a task."""
     checks = (of_ttl, of_wait, of_memory, of_reservation)
     options = watched.options
     return [] if options is None else [it for check in checks for it in check(watched, options)]
 
 
 def of_ttl(watched: Watched, options: LockOptions) -> Iterator[Advice]:
-    """Yield whether ``lock_ttl`` is right: it covers stalls, not the length of the body."""
     holds, ttl, lost = watched.tally.holds, options.ttl, watched.met("lost")
     if not holds.count:
         return
@@ -146,13 +111,11 @@ def of_ttl(watched: Watched, options: LockOptions) -> Iterator[Advice]:
 
 
 def stall(ttl: float, rules: Rules) -> str:
-    """Return for how long a process may stall without losing a lock, in words."""
     return duration(ttl * (1 - rules.drift_factor) - ttl / 3)
 
 
 def of_wait(watched: Watched, options: LockOptions) -> Iterator[Advice]:
-    """Yield whether waiting in the worker would have helped those that were refused."""
-    usual, conflicts = watched.tally.holds.quantile(MOST), watched.conflicts
+    usual, conflicts = watched.tally.holds.quantile(MOST), watched.met("conflict")
     if not conflicts or not usual:
         return
     measured = (
@@ -175,13 +138,12 @@ def of_wait(watched: Watched, options: LockOptions) -> Iterator[Advice]:
 
 
 def round_up(length: float) -> float:
-    """Return a time that is no shorter than *length* [s, > 0], with one digit that is not 0."""
+    """Return a time no shorter than *length* [s, > 0], with one digit that is not 0."""
     unit = 10 ** math.floor(math.log10(length))
     return float(f"{math.ceil(length / unit) * unit:.6g}")
 
 
 def of_memory(watched: Watched, options: LockOptions) -> Iterator[Advice]:
-    """Yield whether finished executions are remembered for as long as copies may come."""
     timeout, longest = watched.visibility_timeout, watched.tally.holds.longest
     copies = watched.met("redelivered") + watched.met("finished")
     if timeout is None or not (copies or watched.acks_late):
@@ -204,7 +166,6 @@ def of_memory(watched: Watched, options: LockOptions) -> Iterator[Advice]:
 
 
 def of_reservation(watched: Watched, options: LockOptions) -> Iterator[Advice]:
-    """Yield whether a reservation stands as long as a message may be on its way."""
     if options.unique_until in {None, "expired"}:
         return
     timeout, longest = watched.visibility_timeout or 0.0, watched.tally.holds.longest
@@ -226,14 +187,12 @@ def of_reservation(watched: Watched, options: LockOptions) -> Iterator[Advice]:
 
 def entry_of(watched: Watched, advice: list[Advice]) -> tuple[dict[str, Any], list[str]]:
     """
-    Return the options for an entry of ``redlock_protect``, as plain values.
+    Return the options for an entry of ``redlock_protect``, and the names of those left out.
 
-    An entry stands before all others, so it needs all that these say of the task.
-
-    Returns:
-        What the task has of its own, with what *advice* says, and ``lock_mode`` if it only
-        reported; and the names of its options that cannot be written so, and are not in its code.
-        With any of these, what is to be changed alone. Empty for a task that nobody knows.
+    An entry stands before all others, so it needs all that these say of the task: what the task has
+    of its own, with what *advice* says, and ``lock_mode`` if it only reported. Options that are no
+    plain values and not in the task's code are left out; then only what changes is returned. Empty
+    for a task that nobody knows.
     """
     if watched.options is None:
         return {}, []
@@ -248,7 +207,6 @@ def entry_of(watched: Watched, advice: list[Advice]) -> tuple[dict[str, Any], li
 
 
 def literal(value: Any) -> Any:
-    """Return *value* of an option as Python writes it; None if it cannot be written so."""
     if isinstance(value, Enum):  # of words, or numbers
         value = value.value
     if isinstance(value, timedelta):

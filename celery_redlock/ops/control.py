@@ -1,11 +1,11 @@
 """
-What a worker tells over Celery's remote control: its locks, and how it sees the lock nodes.
+Remote control of a worker: commands for its locks, and for the lock nodes as it sees them.
 
     celery -A shop inspect redlock_locks
     celery -A shop inspect redlock_nodes
 
 Every start of ``celery`` imports this, with `celery_redlock.ops.cli`, and so does every worker
-(`celery_redlock.task.worker.start_steps`). What answers is in `celery_redlock.ops.inspected`.
+(`celery_redlock.task.worker.start_steps`). The answers come from `celery_redlock.ops.inspected`.
 """
 
 from __future__ import annotations

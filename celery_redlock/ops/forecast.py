@@ -1,5 +1,5 @@
 """
-What would happen to another call of a task now, in plain words: from its options, asking nobody.
+Forecast of what would happen to another call of a task now, in words: from its options alone.
 
 The order is that of a call's life: what ``apply_async`` would do, then what a worker would.
 """
@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery_redlock.lock.scripts.votes import Verdict
-from celery_redlock.ops.listing import scalar
-from celery_redlock.ops.text import LONGEST, one_line
+from celery_redlock.ops.text import LONGEST, one_line, scalar
 from celery_redlock.reading.stored import StoredReservation
 from celery_redlock.task.execution.plan import Plan, SetAside, Situation, plan
 from celery_redlock.task.options import LockOptions
@@ -40,11 +39,8 @@ def at_publish(
     """
     Return what ``apply_async`` would do with another call now; None where it just publishes.
 
-    Args:
-        options: Of the task.
-        queued: Who is queued or runs, for a majority of the nodes.
-        following: Who waits for that one to end.
-        is_quorate: Whether a majority of the nodes votes.
+    *queued* is who is queued or runs, for a majority of the nodes, *following* who waits for its
+    end.
     """
     if options.unique_until is None:
         return None
@@ -59,7 +55,6 @@ def at_publish(
 
 
 def at_duplicate(options: LockOptions, stands: StoredReservation, *, is_next: bool) -> str:
-    """Return what ``apply_async`` does where another call *stands* for the name."""
     first = f"task {one_line(scalar(stands.info.get('task_id')) or '?', LONGEST)}"
     if options.on_duplicate == "fail":
         return f"raises DuplicateTask: {first} stands for it."
@@ -71,14 +66,6 @@ def at_duplicate(options: LockOptions, stands: StoredReservation, *, is_next: bo
 
 
 def at_run(task: Any, options: LockOptions, verdict: Verdict) -> str:
-    """
-    Return what a worker would do with another call of *task* now.
-
-    Args:
-        task: The task; asked for its retries.
-        options: Of its lock.
-        verdict: What the nodes would say to it.
-    """
     if verdict is Verdict.GRANTED:
         return GETS_IT
     situation = Situation.TAKEN if verdict is Verdict.TAKEN else Situation.UNAVAILABLE
@@ -97,7 +84,7 @@ def at_run(task: Any, options: LockOptions, verdict: Verdict) -> str:
 def in_words(  # noqa: PLR0911  one for each plan
     task: Any, options: LockOptions, planned: Plan
 ) -> str:
-    """Return what happens to the task by plan, as the rest of a sentence that begins with "it"."""
+    """Return the rest of a sentence that begins with "it"."""
     match planned:
         case Skip():
             chain = "ends there" if options.stops_chain else "goes on with that value"
@@ -126,7 +113,6 @@ def in_words(  # noqa: PLR0911  one for each plan
 
 
 def retried(task: Any, policy: Retry) -> str:
-    """Return how *task* is retried, likewise."""
     if task.max_retries == 0:
         return "fails at once, as its max_retries is 0"
     pace = f"in {float(task.default_retry_delay):g} s"
@@ -138,5 +124,4 @@ def retried(task: Any, policy: Retry) -> str:
 
 
 def times(limit: int | None, then: str) -> str:
-    """Return how often something may be rescheduled, and what happens *then*."""
     return "without end" if limit is None else f"{counted(limit, 'time')}{then}"

@@ -1,5 +1,5 @@
 """
-Answers the commands of `celery_redlock.ops.control`, in a worker.
+Answers to the commands of `celery_redlock.ops.control`, in a worker.
 
 Runs in the event loop of the worker's own process. The nodes are those that `NodeWatch` saw at
 its last look. Locks of children are not known here; the nodes are asked for the names of the tasks
@@ -35,7 +35,6 @@ NODE = ("node", "state", "latency", "clock_offset", "quarantine", "problem")
 
 
 def locks_of(app: Any) -> dict[str, Any]:
-    """Return the locks that this worker of *app* holds, with renewals and margin."""
     plugin = plugin_for(app)
     if locking.disabled:
         return {"locks": [], "note": "locks are disabled in this process"}
@@ -48,20 +47,17 @@ def locks_of(app: Any) -> dict[str, Any]:
 
 
 def nodes_of(app: Any) -> dict[str, Any]:
-    """Return how this worker of *app* sees the lock nodes."""
     watch = plugin_for(app).node_watch
     seen = [] if watch is None else watch.seen
     return {"nodes": [{field: getattr(node, field) for field in NODE} for node in seen]}
 
 
 def described(info: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """Return what is reported of a lock, from *info* of its holder and *more*; None is unknown."""
     who = {field: info.get(field) for field in ("task", "task_id", "execution", "pid")}
     return {**dict.fromkeys(LOCK), **who, "unknown": False, **more}
 
 
 def in_hand(held: HeldLock) -> dict[str, Any]:
-    """Return what is reported of a lock that this process holds; no token."""
     return described(
         held.lease.info,
         name=held.name,
@@ -77,7 +73,6 @@ def in_hand(held: HeldLock) -> dict[str, Any]:
 
 
 def held_by_children(plugin: Plugin, requests: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return what the nodes report of the locks of *requests* that run in children."""
     named = []
     for request in list(requests):
         if isinstance(request, RedlockRequest):
@@ -99,13 +94,9 @@ def of_child(
     request: Any, name: str, views: Sequence[NodeView], total: int
 ) -> dict[str, Any] | None:
     """
-    Return what *views* show of the lock *name* if it is *request*'s, and None if it is not.
+    Return the lock *name* if it is *request*'s, by the *views* of nodes, and None if it is not.
 
-    Args:
-        request: Of a task that runs.
-        name: Of its lock.
-        views: Of the nodes that were asked.
-        total: How many nodes there are.
+    *total* is how many nodes there are; not all may have answered.
     """
     ours = [view for view in views if request.is_owner(view.holder)]
     silent = total - sum(1 for view in views if not view.problem)

@@ -1,22 +1,21 @@
-"""How nodes, locks and records of the journal are shown: as text, or in JSON."""
+"""Nodes, locks and records of the journal as text for the terminal."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
 import click
 
+from celery_redlock.ops.as_json import who_as_json
 from celery_redlock.ops.screen import COLOURS
 from celery_redlock.ops.text import LONGEST, one_line, show_table
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.quorum import MARKS
 from celery_redlock.reading.sentences import sentence
 from celery_redlock.reading.stored import LockView, ReservationView, StoredReservation
-from celery_redlock.reading.waiters import Waiter
 from celery_redlock.words import counted, duration, number
 
 __all__ = [
@@ -25,22 +24,15 @@ __all__ = [
     "LOCK_SPARE",
     "RESERVATION_HEAD",
     "STATES",
-    "holder_as_json",
     "left",
     "line",
     "local_time",
-    "lock_as_json",
     "lock_row",
     "note_silent",
-    "reservation_as_json",
     "reservation_in_words",
     "reservation_row",
-    "reserved_as_json",
-    "scalar",
     "show_nodes",
     "since_in_words",
-    "waiter_as_json",
-    "who_as_json",
 ]
 
 #: State of a node -> how it is shown on a terminal.
@@ -53,14 +45,11 @@ LOCK_COLOURS = {"never": "red"}
 #: What a narrow terminal can do without, first to go first.
 LOCK_SPARE = ("FENCE", "PID", "OLDEST", "WAITING", "HOST", "TASK")
 RESERVATION_HEAD = ("NAME", "TASK ID", "TASK", "STATE", "STANDS FOR", "MERGED", "VOTES", "TOKEN")
-#: What a holder says about itself that is shown.
-HOLDER = ("task_id", "task", "execution", "host", "pid", "since")
 #: Events that are noticed by more than one process: who noticed is worth a word.
 NOTICED = ("Node", "Leader")
 
 
 def show_nodes(nodes: Sequence[NodeStatus]) -> None:
-    """Print a line for each of *nodes*."""
     rows = [
         (
             node.node,
@@ -78,7 +67,7 @@ def show_nodes(nodes: Sequence[NodeStatus]) -> None:
 
 
 def lock_row(lock: LockView, nodes: int) -> tuple[str, ...]:
-    """Return *lock*, which stands on some of so many *nodes*, in cells under `LOCK_HEAD`."""
+    """Return cells under `LOCK_HEAD` for *lock*, which is on some of so many *nodes*."""
     who = who_as_json(lock.holder)
     names = [lock.name, *(who[field] for field in ("task_id", "task", "host", "pid"))]
     return (
@@ -94,7 +83,6 @@ def lock_row(lock: LockView, nodes: int) -> tuple[str, ...]:
 
 
 def reservation_row(view: ReservationView, nodes: int) -> tuple[str, ...]:
-    """Return a reservation, which stands on some of so many *nodes*, under `RESERVATION_HEAD`."""
     one, whose = view.reservation, who_as_json(view.reservation.info)
     return (
         *(one_line(part or "?", LONGEST) for part in (view.name, whose["task_id"], whose["task"])),
@@ -107,14 +95,12 @@ def reservation_row(view: ReservationView, nodes: int) -> tuple[str, ...]:
 
 
 def state_of(seen: StoredReservation) -> str:
-    """Return how the task of a reservation is, in one word."""
     if seen.is_running:
         return "begun"
     return "ended" if seen.has_run else "stands" if seen.is_window else "waits"
 
 
 def reservation_in_words(seen: StoredReservation) -> str:
-    """Return whose message stands for the name."""
     info = who_as_json(seen.info)
     what = f"waits, {seen.left:.0f} s at most"
     if seen.is_running:
@@ -130,38 +116,11 @@ def reservation_in_words(seen: StoredReservation) -> str:
     return f"task {task}, id {its_id}: {what}{merged}; token {token}"
 
 
-def reservation_as_json(seen: StoredReservation | None) -> dict[str, Any] | None:
-    """Return whose message stands for the name; of its token the public part."""
-    if seen is None:
-        return None
-    plain = who_as_json(seen.info)
-    del plain["execution"]  # it has none before it runs
-    stands = {"running": seen.is_running, "ended": seen.has_run, "left": seen.left}
-    return {**plain, **stands, "merged": seen.merged, "token": seen.seen}
-
-
-def reserved_as_json(view: ReservationView, nodes: int) -> dict[str, Any]:
-    """Return a reservation of a name, which stands on some of so many *nodes*."""
-    return {
-        "name": view.name,
-        **(reservation_as_json(view.reservation) or {}),
-        "votes": view.votes,
-        "reserved": view.is_known(nodes),
-    }
-
-
 def since_in_words(since: float | None) -> str:
-    """Return for how long somebody has waited *since* then [s, Unix time]; "" if unknown."""
     return "" if since is None else duration(max(0.0, time.time() - since))
 
 
-def waiter_as_json(waiter: Waiter) -> dict[str, Any]:
-    """Return what is known of one who waits for a lock."""
-    return {**asdict(waiter), "age": waiter.age}
-
-
 def note_silent(nodes: Sequence[str]) -> None:
-    """Say on stderr which *nodes* did not answer, if any."""
     if nodes:
         click.echo(
             f"Note: could not be read: {', '.join(nodes)}; see 'redlock status' and "
@@ -171,51 +130,10 @@ def note_silent(nodes: Sequence[str]) -> None:
 
 
 def left(ttl: float | None) -> str:
-    """Return what is left of a lease, in words; ``never`` for one that does not end."""
     return "never" if ttl is None else f"{ttl:.1f} s"
 
 
-def lock_as_json(lock: LockView, nodes: int) -> dict[str, Any]:
-    """
-    Return what may be shown of *lock*, which is on some of so many *nodes*.
-
-    Of its token that is the public part, by which ``redlock release`` knows the holder that an
-    operator has seen.
-    """
-    return {
-        "name": lock.name,
-        **holder_as_json(lock),
-        "held": lock.is_held(nodes),
-        "fence": lock.fence or None,
-        "waiting": lock.waiting,
-        "waiting_since": lock.waiting_since,
-        "foreign": lock.is_foreign,
-    }
-
-
-def holder_as_json(lock: LockView) -> dict[str, Any]:
-    """Return what may be shown of the holder of *lock*, and where it is."""
-    return {
-        **who_as_json(lock.holder),
-        "age": lock.age,
-        "ttl": lock.ttl,
-        "votes": lock.votes,
-        "token": lock.holder.get("token"),
-    }
-
-
-def who_as_json(holder: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of *holder* that are shown; None for those that it does not have."""
-    return {field: scalar(holder.get(field)) for field in HOLDER}
-
-
-def scalar(value: object) -> str | float | None:
-    """Return *value* if it is text or a number; else somebody else wrote it."""
-    return value if isinstance(value, (str, int, float)) else None
-
-
 def line(record: Mapping[str, Any]) -> str:
-    """Return a record of the journal as one line: when, and what happened."""
     by = ""
     if str(record.get("event")).startswith(NOTICED):
         by = f" (process {record.get('pid', '?')} on {record.get('host', '?')})"
@@ -224,7 +142,6 @@ def line(record: Mapping[str, Any]) -> str:
 
 
 def local_time(at: object) -> str:
-    """Return a moment [s, Unix time] in local time."""
     try:
         return datetime.fromtimestamp(number(at), timezone.utc).astimezone().strftime("%F %T")
     except (OverflowError, ValueError, OSError):  # a year that there is not

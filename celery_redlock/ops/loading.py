@@ -1,4 +1,4 @@
-"""Loads what an app leaves for later: its imports and its tasks."""
+"""Import of an app's modules and tasks, as a worker does it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ class AppError(ConfigurationError):
 
     @classmethod
     def of(cls, error: Exception) -> AppError:
-        """Return the error to show for the app's *error*."""
         return cls(f"The app could not be loaded: {type(error).__name__}: {one_line(error, TOLD)}")
 
 

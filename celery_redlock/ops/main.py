@@ -1,8 +1,8 @@
 """
-The console script ``celery-redlock``: what needs no app of the user's.
+The console script ``celery-redlock``: commands that need no app of the user's.
 
-What is about an app is in `celery_redlock.ops.cli` (``celery -A APP redlock ...``). Nothing
-heavy is imported before it is known to be wanted.
+Those about an app are in `celery_redlock.ops.cli` (``celery -A APP redlock ...``). Nothing heavy is
+imported before it is needed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,6 @@ import sys
 import click
 
 __all__ = ["main"]
-
-#: Exit code when the extra is not installed; click's own for wrong usage, too.
-NOT_INSTALLED = 2
-#: Between two looks at which server is alive [s].
-LOOK = 0.2
 
 #: What makes Celery look at an app, a broker or a Django project of the user's.
 OTHER_PROJECTS = (
@@ -141,7 +136,7 @@ def servers(*, count: int, node_port: int, broker_port: int) -> None:
             for role in [role for role, server in started.items() if not server.alive]:
                 click.echo(f"{role} has ended")
                 del started[role]
-            stop.wait(LOOK)
+            stop.wait(0.2)
 
 
 def forget_other_projects() -> None:
@@ -168,4 +163,4 @@ def require(*modules: str) -> None:
             '  pip install "celery-redlock[demo]"\n',
             err=True,
         )
-        sys.exit(NOT_INSTALLED)
+        sys.exit(2)  # as click does for wrong usage

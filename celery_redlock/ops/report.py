@@ -1,5 +1,5 @@
 """
-What tasks did over a time, what was refused, and what to set: ``redlock report`` and its page.
+Report of what tasks did over a time, what was refused, and what to set.
 
 It is made of the tallies on the nodes and of the options of the app's tasks.
 """
@@ -42,48 +42,34 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class TaskReport:
-    """
-    What one task did, and what to set.
-
-    Attributes:
-        name: Of the task.
-        tally: What it did.
-        mode: ``"report"`` if nothing was refused as its mode only reports, ``"enforce"``, or
-            ``"both"`` if it ran in both; "" if it only published.
-        advice: What the figures say; empty if it was watched for too short a time.
-        too_short: Why there is no advice; "" if there is.
-        entry: Options for ``redlock_protect``; empty if nothing is to be changed. With *left_out*,
-            what is to be changed where the task has its options now.
-        left_out: Options of its own that cannot be written here; an entry would be without them.
-        in_code: Options of the entry that its code sets to something else, which would win.
-    """
-
     name: str
     tally: TaskTally
-    mode: str
-    advice: Sequence[Advice] = ()
-    too_short: str = ""
+    mode: str  # "report" (nothing was refused), "enforce" or "both"; "" if it only published
+    advice: Sequence[Advice] = ()  # empty if it was watched for too short a time
+    too_short: str = ""  # why there is no advice; "" if there is
+    #: Options for redlock_protect; with left_out, what to change where they are now
     entry: Mapping[str, Any] | None = None
+    #: Options of its own that cannot be written here; an entry would be without them
     left_out: Sequence[str] = ()
+    #: Options of the entry that its code sets to something else, which would win
     in_code: Sequence[str] = ()
 
     @property
     def by_hand(self) -> list[str]:
-        """What to change where no entry can, a sentence each."""
-        told = []
+        sentences = []
         if self.left_out and self.entry:
-            told.append(
+            sentences.append(
                 f"Add {dict(self.entry)!r} to the options that redlock_protect has for it now: an "
                 f"entry of its own would be without its {', '.join(self.left_out)}."
             )
         if self.in_code:
             options = ", ".join(self.in_code)
-            told.append(f"Change {options} in its code, which wins over redlock_protect.")
-        return told
+            sentences.append(f"Change {options} in its code, which wins over redlock_protect.")
+        return sentences
 
     @property
     def refusals(self) -> dict[str, int]:
-        """Cause -> how often something was refused, or would have been; lost locks, too."""
+        """Cause -> how often something was or would have been refused; lost locks, too."""
         refused, reported = self.tally.refused, self.tally.reported
         causes = [cause for cause in CAUSES if cause in refused or cause in reported]
         return {cause: refused.get(cause, 0) + reported.get(cause, 0) for cause in causes}
@@ -91,37 +77,21 @@ class TaskReport:
 
 @dataclass(frozen=True)
 class Report:
-    """
-    What all tasks did.
-
-    Attributes:
-        since: From when on counts are included [s, Unix time].
-        first: When anything was first counted [s, Unix time]; 0.0 if nothing was.
-        watched: For how long something was counted [s].
-        tasks: Who ran most often comes first.
-        nodes: How many there are.
-        silent: Labels of those that did not answer.
-        setting: What ``redlock_protect`` is called where the app reads its configuration.
-        has_setting: Whether the app has one already.
-    """
-
-    since: float
-    first: float
-    watched: float
-    tasks: Sequence[TaskReport]
-    nodes: int
-    silent: Sequence[str]
-    setting: str = PROTECT
-    has_setting: bool = False
+    since: float  # from when on counts are included [s, Unix time]
+    first: float  # when anything was first counted [s, Unix time]; 0.0 if nothing was
+    watched: float  # how long something was counted [s]
+    tasks: Sequence[TaskReport]  # who ran most often comes first
+    nodes: int  # how many there are
+    silent: Sequence[str]  # labels of those that did not answer
+    setting: str = PROTECT  # what redlock_protect is called where the app reads its configuration
+    has_setting: bool = False  # whether the app has one already
 
     @property
     def is_complete(self) -> bool:
-        """Whether a quorum of nodes said what it has counted."""
         return self.nodes - len(self.silent) >= quorum(self.nodes)
 
     @property
     def entries(self) -> dict[str, Mapping[str, Any]]:
-        """Task name -> its entry, of those that have one."""
         return {it.name: it.entry for it in self.tasks if it.entry and not it.left_out}
 
     @property
@@ -146,15 +116,10 @@ def report_of(
     app: Any, rules: Rules, tallies: Tallies, since: float, nodes: int, pattern: str | None = None
 ) -> Report:
     """
-    Return the report of what *tallies* say.
+    Return the report of what *tallies* say since a moment [s, Unix time].
 
-    Args:
-        app: The app, with its tasks loaded; None if nobody knows them.
-        rules: Of the cluster.
-        tallies: What tasks did.
-        since: From when on these are [s, Unix time].
-        nodes: How many nodes there are.
-        pattern: Of the names of the tasks, with ``*`` and ``?``; None for all.
+    *app* has its tasks loaded; None if nobody knows them. *pattern* of task names may have ``*``
+    and ``?``.
     """
     length = tallies.last - tallies.first
     names = [it for it in tallies.tasks if pattern is None or fnmatchcase(it, pattern)]
@@ -171,7 +136,6 @@ def report_of(
 def watched_task(
     app: Any, rules: Rules, name: str, tally: TaskTally, timeout: float | None
 ) -> Watched:
-    """Return what *name* did, and the options that it has in this app."""
     task = None if app is None else app.tasks.get(name)
     if task is None or not takes_lock(task):
         return Watched(tally, None, rules, timeout)
@@ -190,7 +154,6 @@ def said_in_code(task: Any) -> set[str]:
 
 
 def task_report(name: str, watched: Watched, length: float) -> TaskReport:
-    """Return the report of one task, of all being watched for *length* [s]."""
     tally = watched.tally
     refused = sum(tally.refused.values())
     why = too_short(length, tally.ran + refused)
@@ -206,7 +169,6 @@ def task_report(name: str, watched: Watched, length: float) -> TaskReport:
 
 
 def mode_of(tally: TaskTally) -> str:
-    """Return in which mode a task ran, as `TaskReport.mode`."""
     reports = bool(tally.reported or tally.ran_reported)
     enforces = bool(tally.refused or tally.ran > tally.ran_reported)
     return (

@@ -1,4 +1,4 @@
-"""What a person at a terminal gets beyond plain text: colours, progress, a way to stop."""
+"""Colours, progress and an orderly stop for a person at a terminal."""
 
 from __future__ import annotations
 
@@ -33,12 +33,10 @@ QUIET_FOR, SAY_EVERY = 1.0, 0.2
 
 
 def is_terminal(stream: Any) -> bool:
-    """Return whether a person is at the other end of *stream*; it is None where it was closed."""
     return stream is not None and not stream.closed and bool(stream.isatty())
 
 
 def is_colourless() -> bool:
-    """Return whether ``--no-color`` or ``NO_COLOR`` forbids colours, or the terminal has none."""
     if os.environ.get("NO_COLOR") or is_dumb():
         return True
     context = click.get_current_context(silent=True)
@@ -46,7 +44,6 @@ def is_colourless() -> bool:
 
 
 def is_dumb() -> bool:
-    """Return whether the terminal knows no escape sequences."""
     return os.environ.get("TERM") == "dumb"
 
 
@@ -58,13 +55,7 @@ def colour(text: str, style: str) -> str:
 
 
 class Progress:
-    """
-    Tells the terminal, on stderr, how far a long command is, once it takes longer than a second.
-
-    Args:
-        what: What is counted, as ``"locks read"``.
-        is_wanted: False for never.
-    """
+    """Shows how far a long command is, on stderr, once it takes longer than a second."""
 
     def __init__(self, what: str, *, is_wanted: bool = True) -> None:
         self._what = what
@@ -73,26 +64,19 @@ class Progress:
         self._is_shown = False
 
     def tell(self, done: object) -> None:
-        """Say that *done* of them are behind us."""
         if self._is_on and time.monotonic() >= self._next:
             self._next = time.monotonic() + SAY_EVERY
             self._is_shown = True
             click.echo(f"\r{done} {self._what}\x1b[K", nl=False, err=True)
 
     def clear(self) -> None:
-        """Erase what was shown, before something else is printed."""
         if self._is_shown:
             self._is_shown = False
             click.echo("\r\x1b[K", nl=False, err=True)
 
 
 class Stopped(Exception):
-    """
-    Somebody asked for the end.
-
-    Attributes:
-        exit_code: What a shell expects of a process that ended so.
-    """
+    """Somebody asked for the end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -101,24 +85,19 @@ class Stopped(Exception):
 
 class Stop:
     """
-    Whether the user has asked for the end: a request that is looked at between two steps.
+    Request of the user for the end, looked at between two steps.
 
-    An exception anywhere would leave half a JSON document behind, or a process whose id has not
-    been noted yet.
-
-    Attributes:
-        number: Of the signal that asked; None for none so far.
+    An exception anywhere would leave half a JSON document behind, or a process whose id is not
+    known yet. *number* is that of the signal.
     """
 
     number: int | None = None
 
     @property
     def is_wanted(self) -> bool:
-        """Whether it was asked for."""
         return self.number is not None
 
     def check(self) -> None:
-        """Raise `Stopped` if it was asked for."""
         if self.number is not None:
             raise Stopped(self.number)
 
@@ -134,9 +113,7 @@ def stop_on(*names: str, is_patient: bool = True) -> Iterator[Stop]:
     """
     Have signals ask for an orderly end, for the body of a ``with``.
 
-    Args:
-        names: Of the signals; those that the system does not have are left out.
-        is_patient: Whether a second one changes nothing; else it does what it did before.
+    A second one changes nothing if *is_patient*; else it does what it did before.
     """
     stop, before = Stop(), dict[int, Any]()
 

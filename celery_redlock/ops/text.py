@@ -1,4 +1,4 @@
-"""Text for the terminal: columns, JSON, and what others wrote as one line."""
+"""Text for the terminal: columns, JSON, and foreign text as one line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ import click
 from celery_redlock.ops.screen import colour, is_terminal
 from celery_redlock.process.log import cut
 
-__all__ = ["LONGEST", "Columns", "in_json", "one_line", "paragraph", "show_json", "show_table"]
+__all__ = [
+    "LONGEST",
+    "Columns",
+    "in_json",
+    "one_line",
+    "paragraph",
+    "scalar",
+    "show_json",
+    "show_table",
+]
 
 #: So much of a name is shown to a person; JSON has all of it.
 LONGEST = 120
@@ -25,7 +34,6 @@ LEAST = 8
 
 
 def show_json(value: Any) -> None:
-    """Print *value* as JSON."""
     click.echo(in_json(value, indent=2))
 
 
@@ -47,11 +55,8 @@ def show_table(
     """
     Print *rows* under *head*; a column without any content is left out.
 
-    Args:
-        head: A word per column.
-        rows: Of as many cells each.
-        colours: Cell -> its colour on a terminal.
-        spare: Which columns a narrow terminal can do without, first to go first.
+    *colours*: cell -> its colour; *spare*: columns that a narrow terminal can do without, the first
+    to go first.
     """
     filled = [i for i in range(len(head)) if any(row[i] for row in rows)]
     table = [[row[i] for i in filled] for row in (head, *rows)]
@@ -62,12 +67,9 @@ def show_table(
 
 class Columns:
     """
-    Columns that are as wide as what is in them; on a terminal no wider than that.
+    Columns as wide as what is in them; on a terminal no wider than that.
 
-    Args:
-        rows: Make the widths; the first is the head. Later rows may stick out, or are cut.
-        colours: Cell -> its colour on a terminal.
-        spare: As of `show_table`.
+    The first of *rows* is the head. Later rows may stick out, or are cut.
     """
 
     def __init__(
@@ -84,12 +86,11 @@ class Columns:
         self._widths = dict(enumerate(widths))
         self._room = room()
         if self._room is not None:
-            shown = kept(rows[0], least, self._room, spare)
+            shown = columns_that_fit(rows[0], least, self._room, spare)
             self._widths = fitted({i: widths[i] for i in shown}, least, self._room)
         self._colours = colours
 
     def line(self, row: Sequence[str]) -> str:
-        """Return *row* as a line."""
         cells = []
         for place, width in self._widths.items():
             text = row[place] if self._room is None else clipped(row[place], width)
@@ -104,12 +105,13 @@ def paragraph(text: str, first: str, rest: str) -> str:
 
 
 def room() -> int | None:
-    """Return how wide the terminal is that is printed to [characters]; None for no terminal."""
+    """Return the width of the terminal [characters]; None for no terminal."""
     return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
 
 
-def kept(head: Sequence[str], least: Sequence[int], most: int, spare: Sequence[str]) -> list[int]:
-    """Return the places of the columns that fit into so many characters, without *spare* ones."""
+def columns_that_fit(
+    head: Sequence[str], least: Sequence[int], most: int, spare: Sequence[str]
+) -> list[int]:
     places = list(range(len(head)))
     for word in spare:
         if taken(least[place] for place in places) <= most:
@@ -119,7 +121,6 @@ def kept(head: Sequence[str], least: Sequence[int], most: int, spare: Sequence[s
 
 
 def fitted(widths: dict[int, int], least: Sequence[int], most: int) -> dict[int, int]:
-    """Return *widths*, of columns by their places, with the widest cut so that all fit."""
     widths = dict(widths)
     while taken(widths.values()) > most:
         place = max(widths, key=lambda one: widths[one] - least[one])
@@ -130,12 +131,10 @@ def fitted(widths: dict[int, int], least: Sequence[int], most: int) -> dict[int,
 
 
 def taken(widths: Iterable[int]) -> int:
-    """Return how many characters columns of these *widths* take, with the gaps between them."""
     return sum(width + 2 for width in widths) - 2
 
 
 def clipped(text: str, width: int) -> str:
-    """Return so much of *text* as fits into *width* columns of a terminal."""
     if width_of(text) <= width:
         return text
     while text and width_of(text) > width - 1:
@@ -154,3 +153,8 @@ def one_line(text: object, longest: int | None = None) -> str:
     """Return *text* without control characters, and no more than *longest* characters of it."""
     line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
     return line if longest is None else cut(line, longest)
+
+
+def scalar(value: object) -> str | float | None:
+    """Return *value* if it is text or a number; else somebody else wrote it."""
+    return value if isinstance(value, (str, int, float)) else None

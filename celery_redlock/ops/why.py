@@ -1,4 +1,4 @@
-"""Why a call does not run: what the nodes, the task's options and the journal say of its locks."""
+"""Explanation of why a call does not run, by nodes, the task's options and the journal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celery.states import READY_STATES
 from celery_redlock.errors import ConfigurationError, LockKeyError
 from celery_redlock.lock.lease import quorum
 from celery_redlock.ops.forecast import at_publish, at_run
-from celery_redlock.ops.listing import scalar
+from celery_redlock.ops.text import scalar
 from celery_redlock.reading.journal import KEPT
 from celery_redlock.reading.journal_view import is_refusal_of
 from celery_redlock.reading.one_lock import OneLock
@@ -35,7 +35,6 @@ __all__ = [
     "find_task",
     "limits_in_call",
     "most_places",
-    "names_in_call",
 ]
 
 Value = TypeVar("Value")
@@ -51,47 +50,32 @@ class CallError(ConfigurationError):
 
 @dataclass(frozen=True)
 class Explanation:
-    """
-    All that is known of the locks of one call.
-
-    Attributes:
-        places: What the nodes have of them.
-        task: Name of the task whose options count; "" if unknown.
-        run: What a worker would do with another call; "" where the task is unknown.
-        publish: What ``apply_async`` would do with it; None where it just publishes.
-        recent: The newest refusals in the journal, oldest first.
-        results: Id of a task that has the name reserved -> the state of its result; only of those
-            that have ended.
-        workers: Worker that answers -> whether it says that it has the lock; empty where none was
-            asked, as its holder is no task, or none answers.
-    """
+    """All that is known of the locks of one call."""
 
     places: Places
-    task: str = ""
-    run: str = ""
-    publish: str | None = None
-    recent: Sequence[Mapping[str, Any]] = ()
+    task: str = ""  # whose options count; "" if unknown
+    run: str = ""  # what a worker would do with another call; "" where the task is unknown
+    publish: str | None = None  # what apply_async would do with it; None where it just publishes
+    recent: Sequence[Mapping[str, Any]] = ()  # the newest refusals in the journal, oldest first
+    #: Id of an ended task that has the name reserved -> the state of its result
     results: Mapping[str, str] = field(default_factory=dict)
+    #: Worker -> whether it says that it has the lock; empty if none was asked or answers
     workers: Mapping[str, bool] = field(default_factory=dict)
 
     @property
     def lock(self) -> OneLock:
-        """The first of them, which is the only one of most tasks."""
         return self.places.all[0]
 
     @property
     def holder(self) -> LockView | None:
-        """Who has a majority of the nodes for that one; None for nobody."""
         return self.places.all[0].holder
 
     @property
     def state(self) -> str:
-        """``"held"``, ``"free"``, or ``"unavailable"`` if no quorum could say."""
         return self.places.state
 
     @property
     def headline(self) -> tuple[str, Mark]:
-        """In a few words how it is, and how bad that is."""
         if len(self.places.all) > 1 and self.state != "unavailable":
             of = "locks" if len(self.places.names) > 1 else "places"
             held = sum(place.state == "held" for place in self.places.all)
@@ -112,13 +96,10 @@ def explain(
     app: Any, settings: Settings, limits: Mapping[str, int], task: Any = None
 ) -> Explanation:
     """
-    Ask the nodes and the journal for all places of locks.
+    Return what the nodes, the journal, workers and the result backend say of all places of locks.
 
-    Args:
-        app: The app.
-        settings: Of it.
-        limits: Each lock name, and how many places it has; `most_places` where that is not known.
-        task: Whose locks they are; None: that of a holder, if the app knows it.
+    *limits* has the places of each name, `most_places` where that is not known. The *task* is that
+    of a holder if none is given.
     """
     places = read_places(settings.nodes, settings.rules, limits, KEPT)
     found = explained(app, places, places.records, task)
@@ -131,7 +112,7 @@ def explain(
 
 
 def ended_results(app: Any, task_ids: Sequence[Any]) -> dict[str, str]:
-    """Return the states of these tasks that the result backend knows to have ended, in time."""
+    """Return the states of ended tasks that the result backend gives in time."""
 
     def ask(found: dict[str, str]) -> None:
         for task_id in task_ids:
@@ -145,13 +126,13 @@ def ended_results(app: Any, task_ids: Sequence[Any]) -> dict[str, str]:
 
 
 def claims(app: Any, holder: Mapping[str, Any]) -> dict[str, bool]:
-    """Return which workers answer in time, and which of them says that *holder* is its own."""
+    """Return which workers answer in time, and whether *holder* is their own."""
 
     def ask(found: dict[str, bool]) -> None:
         with contextlib.suppress(Exception):  # of any kind: there may be no broker
             replies = app.control.broadcast("redlock_locks", reply=True, timeout=ANSWERS)
-            for worker, told in ChainMap(*replies or ()).items():
-                locks = told.get("locks", ()) if isinstance(told, Mapping) else ()
+            for worker, answer in ChainMap(*replies or ()).items():
+                locks = answer.get("locks", ()) if isinstance(answer, Mapping) else ()
                 found[worker] = any(is_claimed(holder, lock) for lock in locks)
 
     has_task = app is not None and scalar(holder.get("task_id")) is not None
@@ -159,13 +140,12 @@ def claims(app: Any, holder: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def is_claimed(holder: Mapping[str, Any], lock: Any) -> bool:
-    """Return whether *lock*, as a worker lists it, is that of *holder*."""
     known = ("task_id", "pid")
     return isinstance(lock, Mapping) and all(lock.get(key) == holder.get(key) for key in known)
 
 
 def asked_in_time(ask: Callable[[dict[str, Value]], None]) -> dict[str, Value]:
-    """Return what *ask* finds in a thread: who is down is asked again for longer than one waits."""
+    """Return what *ask* finds in a thread: a broker that is down is retried for long."""
     found: dict[str, Value] = {}
     asking = threading.Thread(target=ask, args=(found,), name="redlock-ask", daemon=True)
     asking.start()
@@ -195,7 +175,6 @@ def explained(
 
 
 def task_of(app: Any, places: Places) -> Any:
-    """Return the task of whoever holds one of *places*; None if there is none that *app* knows."""
     holders = (view.holder for place in places.all for view in place.views)
     named = next((scalar(holder.get("task")) for holder in holders), None)
     return None if app is None else app.tasks.get(str(named))
@@ -215,12 +194,7 @@ def most_places(app: Any) -> int:
 
 
 def find_task(app: Any, name: str) -> Any:
-    """
-    Return the task *name* of *app*.
-
-    Raises:
-        CallError: There is none, or it takes no lock; names the nearest ones.
-    """
+    """Return the task *name* of *app*; raises CallError, which names the nearest ones."""
     task = app.tasks.get(name)
     if task is None:
         ours = sorted(n for n in app.tasks if not n.startswith("celery."))
@@ -238,13 +212,7 @@ def names_in_call(
     task: Any, args: str = "[]", kwargs: str = "{}", headers: Mapping[str, Any] = NO_HEADERS
 ) -> tuple[str, ...]:
     """
-    Return the lock names of a call of *task*, one or several.
-
-    Args:
-        task: A `RedlockTask`.
-        args: Positional arguments, as a JSON list.
-        kwargs: Keyword arguments, as a JSON object.
-        headers: Of its message.
+    Return the lock names of a call of *task* with *args* and *kwargs* in JSON.
 
     Raises:
         CallError: They are no JSON, or do not fit the task. Repeats no value of theirs.
@@ -262,7 +230,6 @@ def names_in_call(
 def limits_in_call(
     task: Any, args: str = "[]", kwargs: str = "{}", headers: Mapping[str, Any] = NO_HEADERS
 ) -> dict[str, int]:
-    """Return the lock names of a call and how many places each has; likewise."""
     names = names_in_call(task, args, kwargs, headers)
     try:
         return lock_of(task).options.limits(names)
@@ -271,7 +238,7 @@ def limits_in_call(
 
 
 def json_of(what: str, text: str, kind: type) -> Any:
-    """Return what *text* says, if it is JSON of this *kind*; raises CallError otherwise."""
+    """Return what *text* says, if it is JSON of this *kind*; raises CallError."""
     example = "a JSON list, like '[42, \"eu\"]'"
     if kind is dict:
         example = "a JSON object, like '{\"dry_run\": true}'"

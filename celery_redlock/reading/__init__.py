@@ -1,1 +1,1 @@
-"""What an operator asks the lock nodes: how they are, one lock, all locks, the journal."""
+"""Questions of an operator to the lock nodes: how they are, one lock, all locks, the journal."""

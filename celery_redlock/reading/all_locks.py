@@ -1,10 +1,10 @@
 """
 All locks and reservations on the nodes, for operators: read page by page, and merged.
 
-One node after the other is gone through with SCAN, never KEYS. For a page of its keys all nodes
-are asked at once, and what they store is merged into one view per holder; a key that an earlier
-node has was listed with that one's pages. So no more than a page is held, however many locks
-there are, and no command keeps a node from its work for long.
+Each node in turn is gone through with SCAN, never KEYS. For a page of its keys all nodes are asked
+at once, and what they store is merged into one view per holder; a key that an earlier node has was
+listed with that node's pages. So no more than a page is in memory, however many locks there are,
+and no command keeps a node from its work for long.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from redis.exceptions import RedisError
@@ -54,7 +54,7 @@ SCAN_COUNT = 500
 
 class Everywhere(Generic[View]):
     """
-    What stands under lock names on any of the nodes, to be gone through once, in no order.
+    What all nodes store under lock names, to be gone through once, in no order.
 
     Nodes that do not answer are passed over, and one that fails is asked no more. What is written
     meanwhile may be missing, or be listed twice.
@@ -62,14 +62,13 @@ class Everywhere(Generic[View]):
     Args:
         nodes: As the setting ``redlock_nodes``.
         rules: As all clients have them.
-        pattern: That the names have to match, in the language of Redis's SCAN.
-        longest: For how long nodes are gone through, whether anything is found or not [s].
+        pattern: Of the names, as of SCAN.
+        longest: How long to go through the nodes at most [s]; then it `is_cut`.
 
     Attributes:
-        is_cut: Whether that was too short.
         silent: Labels of the nodes that did not answer (any more), in their order.
-        voteless: Labels of those that do not vote, as one that was flushed: what they stored may be
-            gone.
+        voteless: Labels of those that do not vote, as one that was flushed: they may have forgotten
+            locks.
     """
 
     #: Of the records whose names are gone through.
@@ -93,10 +92,10 @@ class Everywhere(Generic[View]):
         self.voteless: list[str] = []
 
     def views(self, name: str, locks: Mapping[str, StoredLock]) -> Iterable[View]:
-        """Return what is to be known of a name, with what each node stores of it by its label."""
+        """Return what there is under a name; *locks*: node label -> what it stores."""
         raise NotImplementedError
 
-    def __iter__(self) -> Iterator[View]:
+    def __iter__(self) -> Generator[View, None, None]:
         voteless, labels = set[str](), [address.label for address in self._addresses]
         fingerprint = self._rules.fingerprint(labels)
         loads = [(b"SCRIPT", b"LOAD", script.source) for script in (READ, EXPIRIES)]
@@ -135,7 +134,7 @@ class Everywhere(Generic[View]):
                     yield from self._views(names)
 
     def _pages(self, kind: str, label: str, ends: float) -> Iterator[list[bytes]]:
-        """Yield the names in records on a node, some at a time, until the time *ends* [s]."""
+        """Yield the names of a node's records, some at a time, until *ends* [s]."""
 
         def ask(scan: Sequence[Any]) -> Any:
             if scan[1] != b"0" and time.monotonic() > ends:  # the first page of each is read
@@ -164,7 +163,6 @@ class Everywhere(Generic[View]):
             yield from self.views(name.decode(errors="replace"), stored)
 
     def _stored(self, names: Sequence[bytes]) -> dict[str, list[StoredLock]]:
-        """Return what each node that answers stores under *names*."""
         keys = [self._key("lock", name) for name in names]
         command = (b"EVALSHA", READ.sha, *arguments_of_read(keys, self._prefix))
         asked = [label for label in list(self._connections) if self._send(label, command)]
@@ -173,7 +171,7 @@ class Everywhere(Generic[View]):
         return {label: found for label, found in replies.items() if found is not None}
 
     def _ask(self, label: str, command: Sequence[Any], read: Callable[[Any], Read]) -> Read | None:
-        """Return what *read* makes of a node's answer; None, and ask it no more, if nothing."""
+        """Return what *read* makes of the reply; None, and ask the node no more, if it fails."""
         return self._receive(label, read) if self._send(label, command) else None
 
     def _send(self, label: str, command: Sequence[Any]) -> bool:
@@ -200,12 +198,9 @@ class Everywhere(Generic[View]):
 
 
 class AllLocks(Everywhere[LockView]):
-    """The locks that somebody holds."""
-
     KINDS = ("lock",)
 
     def views(self, name: str, locks: Mapping[str, StoredLock]) -> list[LockView]:
-        """Return who holds the lock *name*."""
         return views_of(name, locks)
 
 
@@ -215,7 +210,6 @@ class AllReservations(Everywhere[ReservationView]):
     KINDS = ("queued", "next")
 
     def views(self, name: str, locks: Mapping[str, StoredLock]) -> Iterator[ReservationView]:
-        """Return who has *name* reserved."""
         is_held = any(lock.value is not None for lock in locks.values())
         found = reservation_views(name, locks)
         return (one for one in found if not (is_held and one.reservation.is_running))
@@ -243,7 +237,6 @@ def read_scan(reply: Any, before: bytes) -> tuple[bytes, list[bytes]]:
 
 
 def escape(text: bytes) -> bytes:
-    """Return the pattern that matches *text* and nothing else."""
     return b"".join(
         b"\\" + text[i : i + 1] if text[i : i + 1] in b"*?[]^\\" else text[i : i + 1]
         for i in range(len(text))

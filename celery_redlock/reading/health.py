@@ -1,8 +1,8 @@
 """
-How the lock nodes look from this process, asked over the connections that its locks are taken on.
+The lock nodes as this process sees them, over the connections that its locks are taken on.
 
-`celery_redlock.reading.nodes` asks on connections of its own; this module says
-which nodes this process can lock on, and how near they are.
+`celery_redlock.reading.nodes` connects by itself; this module says which nodes this process can
+lock on, and how near they are.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def check(locks: Redlock) -> dict[str, str]:
 
 
 def replicas(locks: Redlock) -> dict[str, int]:
-    """Return how many replicas each node had when it was connected; not those of Sentinel's."""
+    """Return how many replicas each node had when it was connected, but for Sentinel's."""
     urls = [node for node in locks.fanout.nodes if isinstance(node.address, UrlAddress)]
     return {n.label: n.greeting.replicas for n in urls if n.greeting and n.greeting.replicas}
 

@@ -1,4 +1,4 @@
-"""How long locks were held: counted in classes, so that the counts of many processes add up."""
+"""Lengths of holds, counted in classes, so that the counts of many processes add up."""
 
 from __future__ import annotations
 
@@ -18,30 +18,18 @@ HOLD_BOUNDS = tuple(10 ** (step / PER_DECADE) for step in range(-18, 25))
 
 
 def class_of(held: float) -> int:
-    """Return the class in which a hold of *held* [s] is counted."""
     return bisect_left(HOLD_BOUNDS, held)
 
 
 @dataclass(frozen=True)
 class Holds:
-    """
-    How long one task's locks were held.
-
-    Attributes:
-        counts: Per class of `HOLD_BOUNDS`.
-        total: Of all [s].
-        longest: Of any [s].
-        ttl: Of the lease, the newest known [s]; 0.0 for unknown.
-    """
-
-    counts: Sequence[int] = (0,) * (len(HOLD_BOUNDS) + 1)
-    total: float = 0.0
-    longest: float = 0.0
-    ttl: float = 0.0
+    counts: Sequence[int] = (0,) * (len(HOLD_BOUNDS) + 1)  # per class of `HOLD_BOUNDS`
+    total: float = 0.0  # [s]
+    longest: float = 0.0  # [s]
+    ttl: float = 0.0  # of the lease, the newest known [s]; 0.0 for unknown
 
     @property
     def count(self) -> int:
-        """How many there were."""
         return sum(self.counts)
 
     def quantile(self, share: float) -> float:

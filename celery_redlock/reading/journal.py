@@ -1,10 +1,10 @@
 """
-What happened lately, kept on the lock nodes for operators: a capped stream per node.
+The journal of what happened lately, for operators: a capped stream on each lock node.
 
-Every record is written to all nodes along the connections that locks are taken on, and nobody
-waits for it. Whoever reads asks all nodes and takes each record once, so records outlive the
-process that wrote them and the loss of nodes. It is no audit log: a node that is away when
-something happens never hears of it, and old records make room for new ones.
+Every record is written to all nodes over the connections that locks are taken on, and nobody waits
+for it. A reader asks all nodes and takes each record once, so records outlive the process that
+wrote them and the loss of nodes. It is no audit log: a node that is away when something happens
+misses it, and old records make room for new ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 
-from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.nodes.address import Address, addresses_of
 from celery_redlock.lock.nodes.guard import exchange, read_as
 from celery_redlock.lock.records import encode_info, ms, object_in
@@ -29,11 +28,17 @@ from celery_redlock.words import number
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
-    from typing_extensions import Self
 
     from celery_redlock.lock.redlock import Redlock
 
-__all__ = ["Journal", "JournalReader", "Record", "journal_key", "newest_command", "newest_of"]
+__all__ = [
+    "JournalReader",
+    "Record",
+    "journal_key",
+    "newest_command",
+    "newest_of",
+    "write_record",
+]
 
 Record = dict[str, Any]
 #: How many records a node keeps, about; one has 200 to 600 bytes.
@@ -58,7 +63,6 @@ register(RECORD)
 
 
 def journal_key(prefix: str) -> bytes:
-    """Return the Redis key of a node's journal."""
     return f"{prefix}:journal".encode()
 
 
@@ -67,44 +71,15 @@ def record_request(rules: Rules, record: bytes) -> Request:
     return Request(RECORD, (journal_key(rules.prefix),), arguments)
 
 
-class Journal:
-    """
-    Writes to the journals of all nodes.
-
-    Args:
-        rules: Of the cluster.
-        driver: Over the connections of this process.
-    """
-
-    def __init__(self, rules: Rules, driver: Driver) -> None:
-        self._rules = rules
-        self._driver = driver
-
-    @classmethod
-    def on(cls, locks: Redlock) -> Self:
-        """Return the journals on the nodes of *locks*."""
-        return cls(locks.rules, locks.driver)
-
-    def put(self, record: Record) -> None:
-        """
-        Write *record* to all nodes without waiting.
-
-        Args:
-            record: Plain JSON values; gets an ``id``, by which readers take it once.
-        """
-        line = encode_info({"id": secrets.token_hex(8), **record})
-        if len(line) <= LONGEST:
-            self._driver.tell(record_request(self._rules, line))
+def write_record(locks: Redlock, record: Record) -> None:
+    """Write *record*, of plain JSON values, to the nodes of *locks* without waiting."""
+    line = encode_info({"id": secrets.token_hex(8), **record})
+    if len(line) <= LONGEST:
+        locks.driver.tell(record_request(locks.rules, line))
 
 
 class JournalReader:
-    """
-    Reads the journals of all nodes as one, with connections of its own.
-
-    Args:
-        nodes: As the setting ``redlock_nodes``.
-        rules: As all clients have them.
-    """
+    """Reads the journals of all nodes as one, on connections of its own."""
 
     def __init__(self, nodes: Sequence[Any], rules: Rules) -> None:
         self._prefix = rules.prefix
@@ -118,7 +93,6 @@ class JournalReader:
         return self._news(lambda connection, label: self._last(connection, label, count))[-count:]
 
     def new(self) -> list[Record]:
-        """Return the records that came since the last call, oldest first."""
         return self._news(self._next)
 
     @property
@@ -127,7 +101,6 @@ class JournalReader:
         return [it.label for it in self._addresses if it.label not in self._connections]
 
     def close(self) -> None:
-        """Drop the connections."""
         for label in list(self._connections):
             self._hang_up(label)
 
@@ -188,18 +161,11 @@ def entries_in(entries: Any) -> list[tuple[bytes, bytes]]:
 
 
 def newest_command(prefix: str, count: int) -> Sequence[Any]:
-    """Return the command that reads the newest *count* records of a node's journal."""
     return b"XREVRANGE", journal_key(prefix), b"+", b"-", b"COUNT", b"%d" % count
 
 
 def newest_of(replies: Iterable[Any], count: int) -> list[Record]:
-    """
-    Return the newest *count* records of all nodes, oldest first.
-
-    Args:
-        replies: Of the nodes to `newest_command`; what is no such reply is passed over.
-        count: At least one.
-    """
+    """Return the newest *count* records in *replies* to `newest_command`, oldest first."""
     lines: list[bytes] = []
     for reply in replies:
         with contextlib.suppress(RedisError):  # the others have it, too
@@ -209,20 +175,14 @@ def newest_of(replies: Iterable[Any], count: int) -> list[Record]:
 
 
 def once(lines: Iterable[bytes]) -> dict[str, Record]:
-    """Return the records in *lines* by their ids, each as it was met first."""
+    """Return the records in *lines* by their ids; empty lines and those of others are left out."""
     found: dict[str, Record] = {}
-    for record in map(read_record, lines):
+    for record in map(object_in, lines):
         ident = record.get("id")
         if isinstance(ident, str):
             found.setdefault(ident, record)
     return found
 
 
-def read_record(line: bytes) -> Record:
-    """Return the record in *line*; empty if somebody else wrote it."""
-    return object_in(line)
-
-
 def when(record: Record) -> float:
-    """Return when *record* was written [s, Unix time]; 0.0 if it does not say."""
     return number(record.get("at"))

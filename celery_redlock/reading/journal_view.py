@@ -1,4 +1,4 @@
-"""What the journal's records say together: one row per cause, and why a task did not run."""
+"""Views of the journal's records: one row per cause, and why a task did not run."""
 
 from __future__ import annotations
 
@@ -34,36 +34,23 @@ TOGETHER = 60.0
 
 @dataclass
 class Entry:
-    """
-    Something that happened once, however many processes have reported it.
-
-    Attributes:
-        record: The newest report.
-        reporters: Host and process of each.
-    """
-
-    record: Record
-    reporters: list[tuple[Any, Any]]
+    record: Record  # the newest report
+    reporters: list[tuple[Any, Any]]  # host and process of each
 
 
 def is_refusal(record: Record) -> bool:
-    """
-    Return whether *record* says why something did not run, or not to its end.
-
-    In report mode it did.
-    """
+    """Return whether *record* says why something did not run, or not to its end."""
     return record.get("event") in REFUSALS and not record.get("report")
 
 
 def is_refusal_of(record: Record, name: str) -> bool:
-    """Return whether *record* is a refusal of the lock *name*."""
     found = record.get("name")
     is_named = isinstance(found, str) and is_text(found) and shorten(found) == shorten(name)
     return is_named and is_refusal(record)
 
 
 def entries(records: Sequence[Record]) -> list[Entry]:
-    """Return the entries of *records*, newest first; reports of one cause are one entry."""
+    """Return *records* as entries, newest first; reports of one cause are one entry."""
     found: list[Entry] = []
     open_: dict[tuple[Any, Any], Entry] = {}
     for record in reversed(records):
@@ -100,20 +87,12 @@ def counts_over_time(records: Iterable[Record], begin: float, end: float, parts:
 
 @dataclass
 class Blocker:
-    """
-    Who was in a task's way.
+    """Who was in a task's way."""
 
-    Attributes:
-        name: Of the lock.
-        holder: As it last described itself; empty if nobody held it: there was no quorum.
-        times: How often something was refused for it.
-        at: When last [s, Unix time].
-    """
-
-    name: Any
-    holder: Record
-    times: int
-    at: Any
+    name: Any  # of the lock
+    holder: Record  # as it last described itself; empty if there was no quorum
+    times: int  # how often something was refused for it
+    at: Any  # when last [s, Unix time]
 
 
 def blockers(records: Iterable[Record]) -> list[Blocker]:

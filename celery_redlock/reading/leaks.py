@@ -1,4 +1,4 @@
-"""Keys of ours that never expire, which nobody of ours has written: looked for page by page."""
+"""Search for keys of ours that never expire, page by page: no program of ours writes such."""
 
 from __future__ import annotations
 
@@ -28,10 +28,8 @@ def leaked_pages(
     """
     Yield, page by page, the next cursor, how many keys were looked at, and which never expire.
 
-    Args:
-        ask: Is called with a command and returns the reply; None, and SCAN ends, where it must not.
-        prefix: Of our keys.
-        cursor: Where to go on; the last page ends with the one that begins.
+    *ask* is called with a command and returns the reply, or None where it is forbidden, which ends
+    this.
     """
     pattern = escape(f"{prefix}:".encode()) + b"*"
     while page := ask("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT):
@@ -48,10 +46,6 @@ class Leaks:
     Counts leaked keys, a few pages of each node at a time, however many keys there are.
 
     A node on which this user must not run SCAN is passed over.
-
-    Args:
-        nodes: As the setting ``redlock_nodes``.
-        rules: As all clients have them.
     """
 
     def __init__(self, nodes: Sequence[Any], rules: Rules) -> None:

@@ -33,60 +33,36 @@ __all__ = [
     "ask_all",
     "ask_fit",
     "bootstrap",
-    "check_writes",
     "connected",
     "enrolment",
     "failed",
     "is_voting",
     "node_statuses",
     "visit_all",
+    "write_of",
 ]
 
 Answer = TypeVar("Answer")
 Command = Sequence[Any]
-#: What a node that can be a lock node tells: its greeting, state, rest of its quarantine [s], and
-#: latency [s].
-Standing = tuple[Greeting, str, float, float]
+SAME_SERVER = "is the same server as another node; every node must be one of its own"
 
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """
-    How one node is.
-
-    Attributes:
-        node: Its label.
-        state: ``"up"``, ``"quarantined"``, ``"unmarked"`` (nobody has used it as a lock
-            node yet), ``"unfit"`` (it answers but must not be a lock node) or ``"down"``.
-        version: Of the server; "" where it was not asked.
-        uptime: Of the server process [s]; likewise 0.0.
-        quarantine: For how long it does not vote yet [s].
-        problem: Why it does not vote, in plain words; empty if it does.
-        latency: From a request to its answer [s]; None where there was none.
-        clock_offset: How far its wall clock is ahead of ours [s]; None if unknown.
-    """
-
-    node: str
-    state: str
-    version: str = ""
-    uptime: float = 0.0
-    quarantine: float = 0.0
-    problem: str = ""
-    latency: float | None = None
+    node: str  # its label
+    state: str  # "up", "quarantined", "unmarked" (no client has used it yet), "unfit" or "down"
+    version: str = ""  # of the server; "" where it was not asked
+    uptime: float = 0.0  # of the server process [s]; 0.0 where it was not asked
+    quarantine: float = 0.0  # how long it does not vote yet [s]
+    problem: str = ""  # why it does not vote, in plain words; empty if it does
+    latency: float | None = None  # from a request to its answer [s]; None where there was none
+    #: How far its wall clock is ahead of ours [s]; None if unknown
     clock_offset: float | None = None
 
 
 class Visit(NamedTuple):
-    """
-    What one node has said.
-
-    Attributes:
-        status: How it is.
-        replies: To the commands; the error in place of each reply that is missing.
-    """
-
     status: NodeStatus
-    replies: Sequence[Any]
+    replies: Sequence[Any]  # to the commands; the error in place of each that is missing
 
 
 # --- visits --------------------------------------------------------------------------------
@@ -102,28 +78,34 @@ def visit_all(nodes: Sequence[Any], rules: Rules, *commands: Command) -> list[Vi
     addresses, seen = addresses_of(nodes), set[str]()
     fingerprint = rules.fingerprint(address.label for address in addresses)
 
-    def visit(address: Address) -> tuple[Standing | Exception, Sequence[Any]]:
+    def visit(address: Address) -> tuple[str, Visit]:
         try:
             with connected(address) as connection:
-                return visited(connection, rules, fingerprint, commands)
+                return visited(connection, address.label, rules, fingerprint, commands)
         except (RedisError, OSError, ConfigurationError) as error:
-            return error, [error] * len(commands)
+            return "", Visit(failed(address.label, error), [error] * len(commands))
 
-    return [
-        Visit(status_of(address, found, seen), answers)
-        for address, (found, answers) in zip(addresses, ask_all(addresses, visit), strict=True)
-    ]
+    found = []
+    for run_id, one in ask_all(addresses, visit):
+        is_same = bool(run_id) and run_id in seen
+        status = failed(one.status.node, Unfit(SAME_SERVER)) if is_same else one.status
+        found.append(one._replace(status=status))
+        seen.add(run_id)
+    return found
 
 
 def node_statuses(nodes: Sequence[Any], rules: Rules) -> list[NodeStatus]:
-    """Return how each of *nodes* is, in their order, as `visit_all` finds it."""
     return [visit.status for visit in visit_all(nodes, rules)]
 
 
 def visited(
-    connection: AbstractConnection, rules: Rules, fingerprint: str, commands: Sequence[Command]
-) -> tuple[Standing | Exception, Sequence[Any]]:
-    """Return how a node is, or why it does not vote, and its replies to *commands*."""
+    connection: AbstractConnection,
+    label: str,
+    rules: Rules,
+    fingerprint: str,
+    commands: Sequence[Command],
+) -> tuple[str, Visit]:
+    """Return the run id of a node that may vote, "" of another, and what it says."""
     try:
         sent = time.monotonic()
         greeting = greet(connection)
@@ -132,34 +114,18 @@ def visited(
         state, left = enrolment(connection, rules, greeting.run_id, fingerprint)
         latency = time.monotonic() - sent
     except (ResponseError, ConfigurationError) as error:  # it may answer the rest
-        return error, replies(connection, *commands)
-    probe, *answers = replies(connection, write_of(rules), *commands)
-    if isinstance(probe, Exception):
-        return takes_no_writes(probe), answers
-    return (
-        greeting,
-        "quarantined" if left else {"enrolled": "up"}.get(state, state),
-        left,
-        latency,
-    ), answers
-
-
-def status_of(address: Address, found: Standing | Exception, seen: set[str]) -> NodeStatus:
-    """Return how a node is by what was *found*; unfit if its server is among those *seen*."""
-    if isinstance(found, Exception):
-        return failed(address.label, found)
-    greeting, state, left, latency = found
-    try:
-        check_distinct(greeting, seen)
-    except Unfit as error:
-        return failed(address.label, error)
-    return NodeStatus(
-        address.label, state, greeting.version, greeting.uptime, left, latency=latency
-    )
+        return "", Visit(failed(label, error), replies(connection, *commands))
+    write, *answers = replies(connection, write_of(rules), *commands)
+    if isinstance(write, ResponseError):
+        write = Unfit(f"takes no writes: {write}")
+    if isinstance(write, Exception):
+        return "", Visit(failed(label, write), answers)
+    state = "quarantined" if left else {"enrolled": "up"}.get(state, state)
+    status = NodeStatus(label, state, greeting.version, greeting.uptime, left, latency=latency)
+    return greeting.run_id, Visit(status, answers)
 
 
 def failed(label: str, error: Exception) -> NodeStatus:
-    """Return how the node of this *label* is that answered with *error*, or not at all."""
     state = "unfit" if isinstance(error, Unfit) else "down"
     return NodeStatus(label, state, problem=without_echo(error) or type(error).__name__)
 
@@ -202,10 +168,6 @@ def bootstrap(nodes: Sequence[Any], rules: Rules) -> dict[str, str]:
     """
     Enrol all *nodes* at once, quarantined or not, on the word that no lock is held on them.
 
-    Args:
-        nodes: As the setting ``redlock_nodes``.
-        rules: As all clients have them.
-
     Returns:
         Node label -> ``"enrolled"``, or why it could not be.
     """
@@ -213,23 +175,17 @@ def bootstrap(nodes: Sequence[Any], rules: Rules) -> dict[str, str]:
     fingerprint = rules.fingerprint(address.label for address in addresses)
 
     def ask(connection: AbstractConnection, greeting: Greeting) -> str:
-        check_distinct(greeting, seen)
+        if greeting.run_id in seen:
+            raise Unfit(SAME_SERVER)
+        seen.add(greeting.run_id)
         return enrol(connection, rules, greeting.run_id, fingerprint, "bootstrap")[0]
 
     return {address.label: ask_fit(address, ask) for address in addresses}
 
 
-def check_distinct(greeting: Greeting, seen: set[str]) -> None:
-    """Raise Unfit if a server is one of *seen*, by its run id: then it is no node of its own."""
-    if greeting.run_id in seen:
-        raise Unfit("is the same server as another node; every node must be one of its own")
-    seen.add(greeting.run_id)
-
-
 def enrolment(
     connection: AbstractConnection, rules: Rules, run_id: str, fingerprint: str
 ) -> tuple[str, float]:
-    """Return whether a node is enrolled, as `enrol` has it, and how long it must not vote [s]."""
     if not rules.restart_guard:
         return "enrolled", 0.0
     state, left, _ = enrol(connection, rules, run_id, fingerprint, "look")
@@ -245,17 +201,6 @@ def is_voting(connection: AbstractConnection, rules: Rules, fingerprint: str) ->
     return found == ("enrolled", 0.0)
 
 
-def check_writes(connection: AbstractConnection, rules: Rules) -> None:
-    """Raise Unfit if a node answers but takes no writes, as with its memory full."""
-    (reply,) = replies(connection, write_of(rules))
-    if isinstance(reply, Exception):
-        raise takes_no_writes(reply)
-
-
 def write_of(rules: Rules) -> Command:
+    """Return a write that does no harm, to see whether a node takes any."""
     return b"SET", probe_key(rules.prefix), b"1", b"PX", b"1000"
-
-
-def takes_no_writes(error: Exception) -> Exception:
-    """Return the *error* of a write as why a node is unfit, if that is what it means."""
-    return Unfit(f"takes no writes: {error}") if isinstance(error, ResponseError) else error

@@ -1,8 +1,7 @@
 """
-One lock as every node has it: who holds it, who waits for it, who has its name reserved.
+One lock as every node stores it: its holder, who waits for it, who has its name reserved.
 
-What the nodes store is judged as if somebody asked for the lock at this moment
-(`OneLock.verdict`), without anybody asking.
+`OneLock.verdict` judges this as if somebody asked for the lock now, without anybody asking.
 """
 
 from __future__ import annotations
@@ -39,24 +38,15 @@ __all__ = ["OneLock"]
 
 @dataclass(frozen=True)
 class OneLock:
-    """
-    What the nodes have of one lock at this moment.
+    """What the nodes have of one lock, or of one place of it, at this moment."""
 
-    Attributes:
-        name: Lock name, as a call makes it.
-        nodes: How each node is, in their order.
-        stored: What each stores of the lock, by its label; none of those that did not answer.
-        number: Of its place under that name, from 0.
-    """
-
-    name: str
+    name: str  # as a call makes it
     nodes: Sequence[NodeStatus]
-    stored: Mapping[str, StoredLock]
-    number: int = 0
+    stored: Mapping[str, StoredLock]  # by label; without nodes that did not answer
+    number: int = 0  # of its place under that name, from 0
 
     @property
     def stored_name(self) -> str:
-        """The name of that place on the nodes."""
         return place_name(self.name, self.number)
 
     @cached_property
@@ -66,7 +56,6 @@ class OneLock:
 
     @property
     def holder(self) -> LockView | None:
-        """Who has a majority of the nodes; None for nobody."""
         most = next(iter(self.views), None)
         return most if most and most.is_held(len(self.nodes)) else None
 
@@ -79,12 +68,15 @@ class OneLock:
 
     @property
     def silent(self) -> list[str]:
-        """Labels of the nodes that did not answer."""
         return [node.node for node in self.nodes if node.node not in self.stored]
 
     @property
+    def is_known(self) -> bool:
+        """Whether a majority of the nodes answered."""
+        return len(self.stored) >= quorum(len(self.nodes))
+
+    @property
     def voting(self) -> int:
-        """How many nodes would vote."""
         return sum(1 for node in self.nodes if node.state == "up" and node.node in self.stored)
 
     @property
@@ -96,16 +88,11 @@ class OneLock:
 
     @property
     def waiting(self) -> int:
-        """How many are known to wait for it, as in `LockView.waiting`; also while it is free."""
         return most_waiting(self.stored.values())
 
     @cached_property
     def waiters(self) -> list[Waiter]:
-        """
-        Who waits for it as a message or in ``lock_wait``, the oldest first.
-
-        Of more than a thousand, the oldest.
-        """
+        """Who waits for it as a message or in ``lock_wait``, the oldest 1000, the oldest first."""
         return waiters_of(it for one in self.stored.values() for it in one.waiters)
 
     @property
@@ -125,7 +112,6 @@ class OneLock:
 
 
 def vote_of(node: NodeStatus, stored: StoredLock | None) -> Vote:
-    """Return what *node* would say to somebody who asked for the lock now."""
     if stored is None or node.state in ("down", "unfit"):
         return Vote(VoteKind.UNREACHABLE, reason=node.problem)
     if node.state != "up":

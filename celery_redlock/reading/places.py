@@ -7,7 +7,7 @@ that name, which the first place has, too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -30,38 +30,34 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Places:
-    """
-    The places of all lock names of a call.
+    """The places of all lock names of a call."""
 
-    Attributes:
-        all: One at least; by their names, and then by their numbers.
-        records: The newest ones of the journal, oldest first, if they were asked for.
-    """
-
-    all: Sequence[OneLock]
+    all: Sequence[OneLock]  # one at least; by their names, and then by their numbers
+    #: The newest ones of the journal, oldest first, if they were asked for
     records: Sequence[Record] = ()
 
     @property
     def names(self) -> list[str]:
-        """The lock names."""
         return list(dict.fromkeys(place.name for place in self.all))
 
     @property
     def state(self) -> str:
         """As of `OneLock`: held if all places of any name are, free if one of each name is."""
-        found = [[place.state for place in self.of(name)] for name in self.names]
-        of_names = [combined(it, if_any="free", if_all="held") for it in found]
-        return combined(of_names, if_any="held", if_all="free")
+        return self._over_names(lambda place: place.state, "free", "held")
 
     @property
     def verdict(self) -> Verdict:
         """What a request for the locks would find now, likewise."""
-        found = [[place.verdict for place in self.of(name)] for name in self.names]
-        of_names = [combined(it, if_any=Verdict.GRANTED, if_all=Verdict.TAKEN) for it in found]
-        return combined(of_names, if_any=Verdict.TAKEN, if_all=Verdict.GRANTED)
+        return self._over_names(lambda place: place.verdict, Verdict.GRANTED, Verdict.TAKEN)
+
+    def _over_names(self, ask: Callable[[OneLock], T], free: T, taken: T) -> T:
+        of_names = [
+            combined([ask(place) for place in self.of(name)], if_any=free, if_all=taken)
+            for name in self.names
+        ]
+        return combined(of_names, if_any=taken, if_all=free)
 
     def of(self, name: str) -> list[OneLock]:
-        """Return the places of one lock name."""
         return [place for place in self.all if place.name == name]
 
     def up_to(self, number: int) -> Places:
@@ -71,12 +67,10 @@ class Places:
 
     @property
     def waiting(self) -> int:
-        """How many are known to wait for any of them."""
         return sum(place.waiting for place in self.all)
 
     @property
     def waiters(self) -> list[Waiter]:
-        """Who waits for any of them as a message or in ``lock_wait``, the oldest first."""
         return sorted((it for place in self.all for it in place.waiters), key=in_order)
 
 
@@ -88,7 +82,6 @@ def combined(answers: Sequence[T], *, if_any: T, if_all: T) -> T:
 
 
 def read_lock(nodes: Sequence[Any], rules: Rules, name: str) -> OneLock:
-    """Return what each of *nodes* has of the lock *name*, its first place."""
     return read_places(nodes, rules, {name: 1}).all[0]
 
 
@@ -102,7 +95,7 @@ def read_places(
         nodes: As the setting ``redlock_nodes``.
         rules: As all clients have them.
         limits: Each lock name, and how many places it has.
-        records: How many records of the journal are wanted.
+        records: How many records of the journal to read.
     """
     wanted = [(name, number) for name, limit in limits.items() for number in range(limit)]
     reads = read_commands(rules, [place_name(*it) for it in wanted])
@@ -115,14 +108,13 @@ def read_places(
         OneLock(name, statuses, {it.node: locks[i] for it, locks in found if locks}, number)
         for i, (name, number) in enumerate(wanted)
     ]
-    told = [reply for _, replies in visits for reply in replies[len(reads) :]]
-    return Places(places, newest_of(told, records))
+    journals = [reply for _, replies in visits for reply in replies[len(reads) :]]
+    return Places(places, newest_of(journals, records))
 
 
 def locks_in(
     status: NodeStatus, replies: Sequence[Any], count: int
 ) -> tuple[NodeStatus, list[StoredLock]]:
-    """Return how a node is, and so many locks in its *replies*; none if it did not tell."""
     error = next((reply for reply in replies if isinstance(reply, Exception)), None)
     if error is None:
         try:

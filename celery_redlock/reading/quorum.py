@@ -1,4 +1,4 @@
-"""Whether the lock nodes can grant locks, in words: as the commands and the page say it."""
+"""State of the quorum, in words: whether a majority of the lock nodes can grant locks."""
 
 from __future__ import annotations
 
@@ -35,25 +35,17 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Quorum:
-    """
-    Whether a majority of *nodes* can vote.
-
-    Attributes:
-        nodes: How each of them is.
-        rules: As all clients have them.
-    """
+    """Whether a majority of *nodes* can vote, by how each of them is."""
 
     nodes: Sequence[NodeStatus]
     rules: Rules
 
     @property
     def voting(self) -> int:
-        """How many vote."""
         return sum(1 for node in self.nodes if node.state == "up")
 
     @property
     def needed(self) -> int:
-        """How many have to."""
         return quorum(len(self.nodes))
 
     @property
@@ -65,7 +57,6 @@ class Quorum:
 
     @property
     def headline(self) -> str:
-        """How it is, in a sentence or two."""
         counted = f"{votes_needed(self.voting, len(self.nodes), self.needed)}."
         if self.mark == "bad":
             return f"Quorum: NO. {counted} No lock can be taken or renewed."

@@ -14,7 +14,7 @@ from celery_redlock.lock.records import OWNER_LENGTH, TOKEN_LENGTH, Keys, object
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts.scripting import Script, read_release
 from celery_redlock.reading.stored import StoredLock, StoredReservation
-from celery_redlock.reading.waiters import noted_waiters
+from celery_redlock.reading.waiters import recorded_waiters
 
 __all__ = [
     "ABSENT",
@@ -44,7 +44,7 @@ ABSENT, ENDLESS = -2, -1
 #      3 how many of those who wait are wanted
 # Answers the node's clock, whether it must not vote, and then, per lock: value, rest of its lease,
 # fence, what stands in the reservations of its name, how many wait for it, and of these, if there
-# are many, the oldest that can be told. A key of another type is no lock: it is in nobody's way
+# are many, the oldest that can be told. A key of another type is no lock, and blocks nobody
 # (MGET passes over it, here and in ACQUIRE).
 READ_LUA = f"""
 local WHO, FEW = {OWNER_LENGTH}, {FEW}
@@ -100,7 +100,6 @@ EXPIRIES = Script(EXPIRIES_LUA, read_release, guarded=False)
 
 
 def read_commands(rules: Rules, names: Sequence[str]) -> list[Sequence[Any]]:
-    """Return the commands that read the locks *names*, some at a time, with all who wait."""
     pages = [names[begin : begin + PAGE] for begin in range(0, len(names), PAGE)]
     keys = [[Keys.of(rules.prefix, name).lock for name in page] for page in pages]
     return [
@@ -110,12 +109,7 @@ def read_commands(rules: Rules, names: Sequence[str]) -> list[Sequence[Any]]:
 
 
 def read_replies(replies: Sequence[Any], count: int) -> list[StoredLock]:
-    """
-    Return so many locks as they are in the *replies* to `read_commands`, none of them an error.
-
-    Raises:
-        redis.ResponseError: One is no such reply.
-    """
+    """Return *count* locks from *replies* to `read_commands`; raises redis.ResponseError."""
     found: list[StoredLock] = []
     for reply in replies:
         found += read_stored(reply, min(PAGE, count - len(found)))
@@ -123,23 +117,17 @@ def read_replies(replies: Sequence[Any], count: int) -> list[StoredLock]:
 
 
 def with_ttl(ttl: int, keys: Sequence[bytes], reply: Sequence[Any]) -> list[bytes]:
-    """Return which of *keys* have this *ttl* by a reply of `EXPIRIES`."""
     return [key for key, found in zip(keys, reply, strict=True) if found == ttl]
 
 
 def arguments_of_read(keys: Sequence[bytes], prefix: str, most: int = 1) -> tuple[bytes, ...]:
-    """Return what `READ` is called with for the locks at *keys*, and *most* who wait for each."""
+    """Return the arguments of `READ` for the locks at *keys*, and *most* waiters of each."""
     begin = f"{prefix}:".encode()
     return (b"%d" % len(keys), *keys, b"%d" % len(begin), begin, b"%d" % most)
 
 
 def read_stored(reply: Any, count: int) -> list[StoredLock]:
-    """
-    Return the locks in a reply of `READ`, one for each of so many keys.
-
-    Raises:
-        redis.ResponseError: It is no such reply.
-    """
+    """Return the locks in a reply of `READ`, one per key; raises redis.ResponseError."""
 
     def read(reply: Any) -> list[StoredLock]:
         now, quarantined, *locks = reply
@@ -152,9 +140,9 @@ def read_stored(reply: Any, count: int) -> list[StoredLock]:
 
 
 def stored(now: int, fields: Sequence[Any]) -> StoredLock:
-    """Return what a node stores of a lock, as it tells; *now* is its clock [ms]."""
+    """Return what a node stores of a lock; *now* is its clock [ms]."""
     value, ttl, fence, queued, following, many, waiting = fields
-    waiters = noted_waiters(waiting, now / 1000.0)
+    waiters = recorded_waiters(waiting, now / 1000.0)
     is_all = 2 * int(many) <= len(waiting)
     if not (value is None or isinstance(value, bytes)):
         raise TypeError
@@ -172,7 +160,6 @@ def stored(now: int, fields: Sequence[Any]) -> StoredLock:
 def reservation_in(
     fields: Sequence[bytes | None], now: int, lock: bytes | None
 ) -> StoredReservation | None:
-    """Return the reservation in *fields*, None if it does not stand (any more)."""
     token, info, until, under, started, merged = (value or b"" for value in fields)
     left = (number(until) - now) / 1000.0
     holds = bool(under) and (lock or b"")[:TOKEN_LENGTH] == under

@@ -27,16 +27,15 @@ def release_seen(
     Release the lock *name* of the holder that an operator has seen, and of no other.
 
     Its watchdog notices at the next renewal, and the task gets `LockLost`. A reservation of the
-    name ends likewise, by its token: the next publish is none's duplicate any more.
+    name ends likewise, by its token: the next publish is no duplicate any more.
 
     Args:
         nodes: As the setting ``redlock_nodes``.
         rules: As all clients have them.
         name: Lock name.
-        token: Beginning of the token of the holder, as `LockView.holder` has it, or of a
-            reservation, as `StoredReservation.seen` [>= 8 characters].
-        place: Which place of a lock with several *name* is. Without it, whoever waits for any
-            place finds out within a second.
+        token: Beginning of the holder's or reservation's token [>= 8 characters].
+        place: Which place of a lock with several *name* is. Without it, whoever waits for any place
+            finds out within a second.
 
     Returns:
         Node label -> ``"released"``, ``"free"`` (nobody holds it there), ``"held by another"``,

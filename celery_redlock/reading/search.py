@@ -1,5 +1,5 @@
 """
-What somebody looks for, among locks and in the journal: one search for commands and for the page.
+Search among locks and in the journal, for commands and the page.
 
 Words may be anywhere: in the lock's name, the task's name or id, the host, the process. Patterns
 are for one field, as a command's options are.
@@ -35,25 +35,15 @@ RECORD = (
 
 @dataclass(frozen=True)
 class Search:
-    """
-    What is looked for; all of it has to fit.
+    """What is looked for; all of it has to fit."""
 
-    Attributes:
-        words: Each has to be somewhere, whatever the case.
-        events: One of these; empty for any.
-        since: No older records than this [s, Unix time].
-        task: Pattern of the task's name, with ``*`` and ``?``; None for any.
-        lock: Pattern of the lock's name, likewise.
-    """
-
-    words: str = ""
-    events: tuple[str, ...] = ()
-    since: float = 0.0
-    task: str | None = None
-    lock: str | None = None
+    words: str = ""  # each has to be somewhere, whatever the case
+    events: tuple[str, ...] = ()  # one of these; empty for any
+    since: float = 0.0  # no older records than this [s, Unix time]
+    task: str | None = None  # pattern of the task's name, with * and ?; None for any
+    lock: str | None = None  # pattern of the lock's name, likewise
 
     def has_lock(self, view: LockView) -> bool:
-        """Return whether *view* fits, whose events nobody asks for."""
         leaked = "leaked" if view.ttl is None else ""
         holder = (view.holder.get(key) for key in HOLDER)
         return (
@@ -63,7 +53,6 @@ class Search:
         )
 
     def has_words(self, *values: Any) -> bool:
-        """Return whether each of the words is in any of *values*, whatever the case."""
         wanted = self.words.split()
         if not wanted:
             return True
@@ -72,7 +61,6 @@ class Search:
         return all(it.casefold() in text or shorten(it).casefold() in text for it in wanted)
 
     def has_record(self, record: Mapping[str, Any]) -> bool:
-        """Return whether *record* fits."""
         holder = record.get("holder")
         of_holder = [holder.get(key) for key in HOLDER] if isinstance(holder, dict) else []
         return (
@@ -85,7 +73,6 @@ class Search:
 
 
 def is_like(value: object, pattern: str | None) -> bool:
-    """Return whether *value* fits *pattern*; everything fits none."""
     return pattern is None or (isinstance(value, str) and fnmatchcase(value, pattern))
 
 
@@ -125,30 +112,17 @@ def either_case(char: str) -> bytes:
 
 @dataclass(frozen=True)
 class Found:
-    """
-    Locks that a search has found.
-
-    Attributes:
-        locks: Those to be shown, by name.
-        more: How many others were met.
-        looked: How many were looked at in all.
-        complete: Whether all were looked at; False if time was up before.
-        names_complete: Whether at least the names of all were.
-        silent: Labels of the nodes that did not answer.
-    """
-
-    locks: list[LockView]
-    more: int = 0
-    looked: int = 0
-    complete: bool = True
-    names_complete: bool = True
-    silent: list[str] = field(default_factory=list)
+    locks: list[LockView]  # those to be shown, by name
+    more: int = 0  # how many others were met
+    looked: int = 0  # how many were looked at in all
+    complete: bool = True  # False if time was up before all were looked at
+    names_complete: bool = True  # whether at least the names of all were
+    silent: list[str] = field(default_factory=list)  # labels of the nodes that did not answer
 
 
 def find_locks(
     views: Iterable[LockView], search: Search, now: Callable[[], float] = time.monotonic
 ) -> Found:
-    """Return which of *views* fit *search*; ends early when there are many."""
     ends = None  # until the first is there: a node that hangs takes its time before that
     neediest: list[tuple[Need, int, LockView]] = []  # a heap; the number tells equal ones apart
     matching = looked = 0
@@ -172,7 +146,7 @@ Need = tuple[bool, bool, float]
 
 
 def need(view: LockView) -> Need:
-    """Return what tells how much somebody has to look at *view*; more is more."""
+    """Return how much somebody has to look at *view*; more is more."""
     return view.ttl is None, view.waiting > 0, view.age or 0.0
 
 

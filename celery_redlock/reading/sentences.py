@@ -1,8 +1,8 @@
 """
-What happened, in a sentence: for all that show events to a person.
+An event as a sentence, for all that show events to a person.
 
 It is made of the event's record (`celery_redlock.observers.records`), in the words of its class. So
-the log, ``redlock tail``, the page and Grafana's annotations say the same of the same thing.
+the log, ``redlock tail``, the page and Grafana's annotations say the same.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ class Wording(NamedTuple):
 
 
 def kind_of(record: Record) -> type[Event]:
-    """Return of which class the event was; `Event` for one that this version does not know."""
+    """Return the event's class; `Event` for one that this version does not know."""
     name = record.get("event")
     return KINDS.get(name, Event) if isinstance(name, str) else Event
 
 
 def sentence(record: Record) -> str:
-    """Return *record* in words."""
     kind = kind_of(record)
     what, why = kind.what(record), kind.why(record)
     if record.get("report"):
@@ -38,7 +37,6 @@ def sentence(record: Record) -> str:
 
 
 def wording(record: Record) -> Wording:
-    """Return word and mark of *record*; of an unknown event, its name."""
     kind, name = kind_of(record), record.get("event")
     word = kind.word or (name if isinstance(name, str) and name else "?")
     if not record.get("report"):

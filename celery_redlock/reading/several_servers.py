@@ -25,14 +25,10 @@ SEVERAL = (
 
 def several_servers(addresses: Sequence[Address], longest: float) -> dict[str, list[str]]:
     """
-    Return which nodes have a name of several servers, label -> where these are.
+    Return which nodes have a name of several servers: label -> network addresses of these.
 
-    They grant one lock to as many clients, each of which has reached another. Who does not answer
-    is left out, and so is a name that nobody knows in time.
-
-    Args:
-        addresses: Of the nodes.
-        longest: How long to wait [s]: nobody bounds how long a name is looked up.
+    They grant one lock to as many clients, each of which has reached another. Servers that do not
+    answer are left out, and so are names that are not resolved within *longest* [s].
     """
     found: dict[str, dict[str, str]] = {address.label: {} for address in addresses}
     looks = [
@@ -51,7 +47,7 @@ def several_servers(addresses: Sequence[Address], longest: float) -> dict[str, l
 
 
 def look_up(address: Address, found: dict[str, str]) -> None:
-    """Note in *found* the servers that a node's name stands for, run id -> network address."""
+    """Add to *found* the servers that a node's name stands for, run id -> network address."""
     try:
         places = address.places()
     except (OSError, UnicodeError):  # the name is not known

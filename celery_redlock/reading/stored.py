@@ -1,4 +1,4 @@
-"""A lock as nodes store it: on each of them, and who holds it by what all of them store."""
+"""A lock as nodes store it: on each of them, and its holder by what all of them store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from celery_redlock.lock.records import (
     read_holder,
     since_of,
 )
-from celery_redlock.reading.waiters import Noted, oldest_since
+from celery_redlock.reading.waiters import RecordedWaiter, oldest_since
 
 __all__ = [
     "LockView",
@@ -33,24 +33,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class StoredReservation:
-    """
-    Who is queued for a lock, or comes next, as one node stores it.
+    """Who is queued for a lock, or comes next, as one node stores it."""
 
-    Attributes:
-        token: Of its owner; never shown but for its beginning, `seen`.
-        info: The owner's description.
-        left: For how long it stands by itself [s].
-        is_running: Whether its task has begun and not ended.
-        has_run: Whether its task has ended, and it still stands.
-        merged: How many triggers have been merged into it.
-    """
-
-    token: bytes = field(repr=False)
-    info: dict[str, Any]
-    left: float
-    is_running: bool
-    merged: int
-    has_run: bool = False
+    token: bytes = field(repr=False)  # its owner's; only its beginning, `seen`, is ever shown
+    info: dict[str, Any]  # the owner's description
+    left: float  # how long it stands by itself [s]
+    is_running: bool  # whether its task has begun and not ended
+    merged: int  # how many triggers have been merged into it
+    has_run: bool = False  # whether its task has ended, and it still stands
 
     @property
     def is_window(self) -> bool:
@@ -70,29 +60,17 @@ class StoredReservation:
 
 
 class StoredLock(NamedTuple):
-    """
-    What one node stores of one lock.
+    """What one node stores of one lock."""
 
-    Attributes:
-        value: Of the lock's key; None if nobody holds it there. It begins with the token, so it
-            is never shown.
-        ttl: Rest of the lease [s]; None for a key that never expires.
-        fence: Largest fencing number given out there, 0 for none.
-        queued: Who is queued or runs; None for nobody.
-        next: Who waits for that one to end; None for nobody.
-        noted: How many are noted as waiting for the lock, as messages or in ``lock_wait``.
-        waiters: All of these; of a crowd the oldest alone.
-        is_quarantined: Whether the node must not vote: it may have forgotten who has the lock, so
-            what it stores is no vote for anybody.
-    """
-
+    #: Of the key, never shown as it begins with the token; None if nobody holds it there
     value: bytes | None = None
-    ttl: float | None = 0.0
-    fence: int = 0
-    queued: StoredReservation | None = None
-    next: StoredReservation | None = None
-    noted: int = 0
-    waiters: Sequence[Noted] = ()
+    ttl: float | None = 0.0  # rest of the lease [s]; None for a key that never expires
+    fence: int = 0  # largest fencing number given out there, 0 for none
+    queued: StoredReservation | None = None  # who is queued or runs
+    next: StoredReservation | None = None  # who waits for that one to end
+    recorded: int = 0  # how many wait for the lock, as messages or in lock_wait
+    waiters: Sequence[RecordedWaiter] = ()  # all of these; of a crowd the oldest alone
+    #: It may have forgotten who has the lock, so this is no vote for anybody
     is_quarantined: bool = False
 
     def __repr__(self) -> str:
@@ -100,7 +78,6 @@ class StoredLock(NamedTuple):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether something else than celery-redlock has written the key."""
         return self.value is not None and not is_ours(self.value)
 
     @property
@@ -110,14 +87,12 @@ class StoredLock(NamedTuple):
 
     @property
     def reservations(self) -> list[StoredReservation]:
-        """Who is queued, and who comes next."""
         return [one for one in (self.queued, self.next) if one is not None]
 
     @property
     def waiting(self) -> int:
-        """How many are known to wait for the lock."""
         reserved = sum(one.waiting for one in self.reservations)
-        return reserved + self.noted
+        return reserved + self.recorded
 
 
 @dataclass(frozen=True)
@@ -139,7 +114,7 @@ class LockView:
         waiting_since: Since when the oldest of them waits [s, Unix time]; None if that is not
             known, as of messages of tasks with ``unique_until``.
         is_foreign: Whether something else than celery-redlock has written the key. Its value is
-            then shown to nobody; `celery_redlock.reading.release.release_seen` does not touch it.
+            then shown to nobody, and not released.
     """
 
     name: str
@@ -154,26 +129,22 @@ class LockView:
 
     @property
     def stored_on(self) -> list[str]:
-        """Labels of all nodes that store it, whether they vote or not."""
         return [*self.votes, *self.quarantined]
 
     def is_held(self, nodes: int) -> bool:
-        """Return whether this holder has a majority of so many *nodes*."""
         return len(self.votes) >= quorum(nodes)
 
     def is_unclear(self, nodes: int, silent: int) -> bool:
-        """Return whether *silent* ones of so many *nodes*, or quarantined ones, may make it one."""
+        """Return whether *silent* nodes, or quarantined ones, may make it a majority."""
         most = silent + len(self.stored_on)
         return len(self.votes) < quorum(nodes) <= most
 
     @property
     def age(self) -> float | None:
-        """For how long the holder has had the lock [s]; None if it does not say."""
         return age_of(self.holder)
 
     @property
     def is_releasable(self) -> bool:
-        """Whether the lock can be named, and its holder identified."""
         token = self.holder.get("token")
         strange = "\N{REPLACEMENT CHARACTER}"  # the name in the key was no UTF-8, and is not known
         is_known = isinstance(token, str) and len(token) >= PUBLIC_TOKEN_LENGTH
@@ -182,26 +153,15 @@ class LockView:
 
 @dataclass(frozen=True)
 class ReservationView:
-    """
-    One reservation of one lock name, by what all nodes store.
-
-    Attributes:
-        name: Lock name (shortened if it is long).
-        reservation: As it is where it stands longest.
-        votes: Labels of the nodes that store it.
-    """
-
-    name: str
-    reservation: StoredReservation
-    votes: list[str]
+    name: str  # shortened if it is long
+    reservation: StoredReservation  # as it is where it stands longest
+    votes: list[str]  # labels of the nodes that store it
 
     @property
     def stored_on(self) -> list[str]:
-        """The same, as of `LockView`: it keeps others out wherever it stands."""
         return self.votes
 
     def is_known(self, nodes: int) -> bool:
-        """Return whether a majority of so many *nodes* stores it."""
         return len(self.votes) >= quorum(nodes)
 
 
@@ -212,13 +172,7 @@ def age_of(holder: Mapping[str, Any]) -> float | None:
 
 
 def views_of(name: str, locks: Mapping[str, StoredLock]) -> list[LockView]:
-    """
-    Return who holds the lock *name*, the one on most nodes first.
-
-    Args:
-        name: Lock name.
-        locks: What each node stores, by its label; what one stores that must not vote is no vote.
-    """
+    """Return who holds the lock *name*, the one on most nodes first; *locks* by node label."""
     holders: dict[bytes, dict[str, StoredLock]] = {}
     for label, one in locks.items():
         if one.value is not None:
@@ -233,17 +187,14 @@ def views_of(name: str, locks: Mapping[str, StoredLock]) -> list[LockView]:
 
 
 def most_waiting(locks: Iterable[StoredLock]) -> int:
-    """Return how many are known to wait for a lock, by what each node stores of it."""
     return max((one.waiting for one in locks), default=0)
 
 
 def newest_reservation(found: Iterable[StoredReservation]) -> StoredReservation:
-    """Return the newest of what nodes store of one reservation."""
     return max(found, key=lambda one: (one.merged, one.left))
 
 
 def reservation_views(name: str, locks: Mapping[str, StoredLock]) -> list[ReservationView]:
-    """Return who has the name of a lock reserved; *locks* by node label."""
     found: dict[bytes, list[tuple[str, StoredReservation]]] = {}
     for label, lock in locks.items():
         for one in lock.reservations:
@@ -274,6 +225,6 @@ def view_of(name: str, locks: Mapping[str, StoredLock]) -> LockView:
 
 
 def renewals_of(holder: Mapping[str, Any]) -> int:
-    """Return how often *holder* has renewed its lease, as far as it tells."""
+    """Return how often *holder* has renewed its lease, as far as it says."""
     said = holder.get("renewals", 0)
     return said if isinstance(said, int) else 0

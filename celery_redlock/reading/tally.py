@@ -1,9 +1,9 @@
 """
-What tasks did, counted by task and hour on the lock nodes: runs, refusals, lengths of holds.
+The tally of what tasks did, by task and hour, on the lock nodes: runs, refusals, lengths of holds.
 
 Each process adds what it has counted to a hash on every node, and nobody waits for it. A node that
-is away misses some, so whoever reads (`celery_redlock.reading.tally_reader`) takes the largest of
-what the nodes say. An hour is kept for a week.
+is away misses some, so a reader (`celery_redlock.reading.tally_reader`) takes the largest of what
+the nodes say. An hour is kept for a week.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ __all__ = [
     "EXAMPLES",
     "FIELDS",
     "HOUR",
+    "HOW",
     "REPORTED",
     "RETENTION",
     "Counts",
@@ -33,6 +34,7 @@ __all__ = [
     "read_counts",
     "tally_key",
     "tally_request",
+    "together",
 ]
 
 HOUR = 3600.0
@@ -87,32 +89,21 @@ register(RECORD)
 
 
 class Counts(NamedTuple):
-    """What is counted: numbers by their fields, and an example of each cause by its."""
-
     numbers: dict[str, int]
     examples: dict[str, dict[str, Any]]
 
 
 def hour_key(prefix: str, hour: int) -> bytes:
-    """Return the Redis key of the names of the tasks that did something in *hour*."""
+    """Return the key of the names of the tasks that did something in *hour*."""
     return record_key(prefix, "tally", str(hour))
 
 
 def tally_key(prefix: str, hour: int, task: str) -> bytes:
-    """Return the Redis key of what *task* did in *hour*."""
     return record_key(prefix, "tally", f"{hour}:{task}")
 
 
 def tally_request(rules: Rules, hour: int, task: str, counts: Counts) -> Request:
-    """
-    Return what adds *counts* to a node's tally.
-
-    Args:
-        rules: Of the cluster.
-        hour: Number of hours since 1970.
-        task: Name of the task.
-        counts: At least one.
-    """
+    """Return the request that adds *counts* to a node's tally; *hour* counts from 1970."""
     words = [ms(RETENTION), task.encode()]
     for name, value in counts.numbers.items():
         words += name.encode(), HOW.get(name, "+").encode(), b"%d" % value
@@ -125,7 +116,6 @@ def tally_request(rules: Rules, hour: int, task: str, counts: Counts) -> Request
 
 
 def read_counts(reply: Sequence[Any]) -> Counts:
-    """Return what a node says of `FIELDS` and `EXAMPLES`, less what others have written there."""
     values = dict(zip((*FIELDS, *EXAMPLES), reply, strict=True))
     numbers = {name: natural(values[name]) for name in FIELDS}
     examples = {
@@ -143,7 +133,6 @@ def natural(value: object) -> int | None:
 
 
 def largest(nodes: Iterable[Counts]) -> Counts:
-    """Return what one hash holds, of what each of the nodes says of it."""
     return together(nodes, {field: HOW.get(field, ">") for field in FIELDS})
 
 
@@ -153,11 +142,13 @@ def together(parts: Iterable[Counts], how: Mapping[str, str]) -> Counts:
     examples: dict[str, dict[str, Any]] = {}
     for part in parts:
         for name, value in part.numbers.items():
-            old, sign = numbers.get(name), how.get(name, "+")
-            if old is None:
+            sign = how.get(name, "+")
+            if name not in numbers:
                 numbers[name] = value
+            elif sign == "+":
+                numbers[name] += value
             else:
-                numbers[name] = {"+": old + value, ">": max(old, value), "<": min(old, value)}[sign]
+                numbers[name] = (max if sign == ">" else min)(numbers[name], value)
         for name, record in part.examples.items():
             if number(record.get("at")) >= number(examples.get(name, {}).get("at")):
                 examples[name] = record
@@ -169,31 +160,19 @@ def together(parts: Iterable[Counts], how: Mapping[str, str]) -> Counts:
 
 @dataclass(frozen=True)
 class TaskTally:
-    """
-    What one task did over some hours.
-
-    Attributes:
-        ran: How many of its executions ran.
-        ran_reported: How many of these ran in report mode.
-        refused: Cause -> how many were refused.
-        reported: Cause -> how many would have been refused, and were not.
-        holds: How long its locks were held.
-        examples: Cause -> the newest record of it, as in the journal.
-        first, last: When it was first and last heard of [s, Unix time].
-    """
-
-    ran: int = 0
-    ran_reported: int = 0
-    refused: Mapping[str, int] = field(default_factory=dict)
+    ran: int = 0  # executions that ran
+    ran_reported: int = 0  # of these, in report mode
+    refused: Mapping[str, int] = field(default_factory=dict)  # cause -> how many
+    #: Cause -> how many would have been refused, and were not
     reported: Mapping[str, int] = field(default_factory=dict)
     holds: Holds = field(default_factory=Holds)
+    #: Cause -> the newest record of it, as in the journal
     examples: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    first: float = 0.0
+    first: float = 0.0  # when it was first and last heard of [s, Unix time]
     last: float = 0.0
 
     @classmethod
     def of(cls, hours: Sequence[Counts]) -> TaskTally:
-        """Return what the task did in *hours*, the oldest first."""
         numbers, examples = together(hours, HOW)
         ttl = next((it.numbers["ttl"] for it in reversed(hours) if "ttl" in it.numbers), 0)
 

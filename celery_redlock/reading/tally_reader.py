@@ -1,4 +1,4 @@
-"""Reads what tasks did (`celery_redlock.reading.tally`): all nodes as one, for some hours."""
+"""Reader of what tasks did (`celery_redlock.reading.tally`): all nodes as one."""
 
 from __future__ import annotations
 
@@ -41,16 +41,9 @@ AGAIN = 600.0
 
 @dataclass(frozen=True)
 class Tallies:
-    """
-    What all tasks did over some hours.
-
-    Attributes:
-        tasks: Task name -> what it did; who ran most often comes first.
-        silent: Labels of the nodes that did not answer.
-    """
-
+    #: By name; who ran most often comes first
     tasks: Mapping[str, TaskTally] = field(default_factory=dict)
-    silent: Sequence[str] = ()
+    silent: Sequence[str] = ()  # labels of the nodes that did not answer
 
     @property
     def first(self) -> float:
@@ -59,7 +52,6 @@ class Tallies:
 
     @property
     def last(self) -> float:
-        """When anything was last counted [s, Unix time]; likewise."""
         return max((it.last for it in self.tasks.values()), default=0.0)
 
 
@@ -68,13 +60,7 @@ Hours = Mapping[int, Mapping[str, Counts]]
 
 
 class TallyReader:
-    """
-    Reads the tallies of all nodes as one, on connections of its own.
-
-    Args:
-        nodes: As the setting ``redlock_nodes``.
-        rules: As all clients have them.
-    """
+    """Reads the tallies of all nodes as one, on connections of its own."""
 
     def __init__(self, nodes: Sequence[Any], rules: Rules) -> None:
         self._addresses = addresses_of(nodes)
@@ -83,13 +69,7 @@ class TallyReader:
         self._over_since = float("-inf")
 
     def read(self, since: float, now: float) -> Tallies:
-        """
-        Return what tasks did, in whole hours.
-
-        Args:
-            since: In the hour of this moment and later [s, Unix time]; at most `RETENTION` ago.
-            now: Until then, likewise.
-        """
+        """Return what tasks did, in whole hours; *since* at most `RETENTION` ago [s, Unix time]."""
         newest = int(now // HOUR)
         if not 0.0 <= now - self._over_since < AGAIN:
             self._over, self._over_since = {}, now
@@ -106,8 +86,6 @@ class TallyReader:
         return Tallies(dict(sorted(tasks.items(), key=lambda it: (-it[1].ran, it[0]))), silent)
 
     def _ask(self, hours: Sequence[int]) -> tuple[Hours, list[str]]:
-        """Return what all nodes say of *hours*, and the labels of those that did not answer."""
-
         def ask(address: Address) -> Hours | None:
             try:
                 with connected(address) as connection:

@@ -1,5 +1,5 @@
 """
-Who waits for a lock, and since when: what the nodes have of it, in one list.
+Waiters for a lock, by what all nodes have recorded, in one list.
 
 Each node has a hash per lock of who waits (`celery_redlock.lock.waiting.waiting`). Others may have
 written there, too: what is no record of ours is passed over.
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from celery_redlock.lock.records import CHANNEL_LENGTH, OWNER_LENGTH, object_in, since_of
 from celery_redlock.lock.waiting.waiting import HEARD_FOR, LIMIT_LENGTH, MOMENT_LENGTH, NO_CHANNEL
 
-__all__ = ["Noted", "Waiter", "in_order", "noted_waiters", "oldest_since", "waiters_of"]
+__all__ = ["RecordedWaiter", "Waiter", "in_order", "oldest_since", "recorded_waiters", "waiters_of"]
 
 WHO = re.compile(rb"[0-9a-f]{%d}" % OWNER_LENGTH)
 RECORD = re.compile(
@@ -28,56 +28,36 @@ RECORD = re.compile(
 
 @dataclass(frozen=True)
 class Waiter:
-    """
-    Somebody who waits for a lock. None for what is not known.
-
-    Attributes:
-        task: Name of its task.
-        task_id: Id of that.
-        host: Of the process that is told when the lock is free.
-        pid: Of that process.
-        since: Since when it waits [s, Unix time].
-    """
+    """Somebody who waits for a lock; None for what is not known."""
 
     task: str | None
     task_id: str | None
-    host: str | None
+    host: str | None  # of the process that gets a hint when the lock is free
     pid: int | None
-    since: float
+    since: float  # [s, Unix time]
 
     @property
     def age(self) -> float:
-        """For how long it has waited [s]."""
         return max(0.0, time.time() - self.since)
 
 
-class Noted(NamedTuple):
-    """
-    That somebody waits, as a node has noted it.
-
-    Attributes:
-        who: What it is known by; it is a part of a token, and never shown.
-        heard: When the node last heard of it [s, Unix time].
-        waiter: What is known of it.
-    """
-
-    who: bytes
-    heard: float
+class RecordedWaiter(NamedTuple):
+    who: bytes  # a part of a token, never shown
+    heard: float  # when the node last heard of it [s, Unix time]
     waiter: Waiter
 
     def __repr__(self) -> str:
-        return f"<Noted {self.waiter.since:.3f}>"
+        return f"<RecordedWaiter {self.waiter.since:.3f}>"
 
 
-def noted_waiters(fields: Sequence[bytes], now: float) -> list[Noted]:
-    """Return who waits by the *fields* of that hash, each with its value, at a time [s]."""
+def recorded_waiters(fields: Sequence[bytes], now: float) -> list[RecordedWaiter]:
+    """Return who waits by *fields* of that hash, each with its value, at the time *now* [s]."""
     pairs = zip(fields[::2], fields[1::2], strict=False)
-    found = (noted(who, value) for who, value in pairs if value is not None)
+    found = (recorded_waiter(who, value) for who, value in pairs if value is not None)
     return [one for one in found if one is not None and one.heard > now - HEARD_FOR]
 
 
-def noted(who: bytes, value: bytes) -> Noted | None:
-    """Return that *who* waits; None if somebody else has written this."""
+def recorded_waiter(who: bytes, value: bytes) -> RecordedWaiter | None:
     match = RECORD.fullmatch(value)
     if match is None or WHO.fullmatch(who) is None:
         return None
@@ -97,29 +77,26 @@ def noted(who: bytes, value: bytes) -> Noted | None:
         pid if type(pid) is int else None,
         since,
     )
-    return Noted(who, heard, waiter)
+    return RecordedWaiter(who, heard, waiter)
 
 
-def oldest_since(found: Iterable[Noted]) -> float | None:
-    """Return since when the oldest waits [s, Unix time]; None if nobody does."""
+def oldest_since(found: Iterable[RecordedWaiter]) -> float | None:
     return min((one.waiter.since for one in found), default=None)
 
 
-def waiters_of(found: Iterable[Noted]) -> list[Waiter]:
-    """Return who waits by what all nodes have, the oldest first."""
-    by_who: dict[bytes, list[Noted]] = {}
+def waiters_of(found: Iterable[RecordedWaiter]) -> list[Waiter]:
+    by_who: dict[bytes, list[RecordedWaiter]] = {}
     for one in found:
         by_who.setdefault(one.who, []).append(one)
     return sorted(map(merged, by_who.values()), key=in_order)
 
 
-def merged(found: Sequence[Noted]) -> Waiter:
+def merged(found: Sequence[RecordedWaiter]) -> Waiter:
     newest = max(found, key=lambda one: one.heard).waiter
     return replace(newest, since=min(one.waiter.since for one in found))
 
 
 def in_order(it: Waiter) -> tuple[Any, ...]:
-    """Return what waiters are sorted by."""
     return it.since, it.task or "", it.task_id or ""
 
 

@@ -1,5 +1,5 @@
 """
-For the tests of those who use celery-redlock.
+Tools for the tests of those who use celery-redlock.
 
     locks_disabled     bodies run, and no lock is asked for
     memory_quorum      locks on in-memory nodes that you can break, with a clock you control
@@ -48,7 +48,6 @@ _HOME_OF = {
 if not TYPE_CHECKING:  # a type checker would take any name for one of ours
 
     def __getattr__(name: str) -> object:
-        """Import a name when it is first used."""
         if name not in _HOME_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
@@ -56,5 +55,4 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of ours
         return found
 
     def __dir__() -> list[str]:
-        """Return all names, imported or not."""
         return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""The apps under test: their settings, and where they lock instead."""
+"""Apps under test: their settings, and the servers they lock on instead of their own."""
 
 from __future__ import annotations
 
@@ -30,12 +30,6 @@ def app_on(app: Any, servers: Servers) -> Iterator[None]:
 
 
 def rules_of(app: Any) -> Rules:
-    """
-    Return the rules in the settings of *app*, whatever nodes it names, if any.
-
-    Raises:
-        ConfigurationError: A setting is impossible.
-    """
     return Settings.from_conf({**redlock_conf(app), "redlock_nodes": ["redis://memory/0"]}).rules
 
 

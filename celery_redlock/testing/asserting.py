@@ -1,4 +1,4 @@
-"""What a test, or code under test, can ask of the lock that it runs under."""
+"""Assertions about the lock that code runs under."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def held_here() -> tuple[HeldLock | None, str]:
 
 def name_of(what: Any) -> str:
     """
-    Return the lock name that *what* stands for: itself, or that of a call like ``bill.s(7)``.
+    Return the lock name that *what* is, or that of a call like ``bill.s(7)``.
 
     Raises:
         TypeError: It is neither.

@@ -1,4 +1,4 @@
-"""A clock that stands still until a test ticks it, for the clients and the nodes alike."""
+"""A clock that stands still until a test ticks it, for clients and nodes alike."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class TickedClock:
             self._run(self._watchdogs, until)
 
     def _run(self, watchdogs: list[TickedWatchdog], until: float) -> None:
-        """Have *watchdogs* renew what is due up to then, in order."""
+        """Have *watchdogs* renew what is due *until* then, in order."""
         while watchdogs:
             first = min(watchdogs, key=lambda watchdog: watchdog.due_at)
             if first.due_at > until:
@@ -94,7 +94,6 @@ class TickedClock:
             self._now = max(self._now, moment)
 
     def winds(self, watchdog: TickedWatchdog) -> None:
-        """Run *watchdog* from now on."""
         self._watchdogs.append(watchdog)
 
     def in_use(self) -> AbstractContextManager[None]:
@@ -111,15 +110,13 @@ class TickedWatchdog(Watchdog):
     """
     A watchdog without a thread, which runs when its clock is ticked.
 
-    Args:
-        ticked: The clock.
-        is_of_others: Whether it renews for processes other than this one.
-        extend: As of `Watchdog`.
-        told: As of `Watchdog`.
+    One *of others* renews for processes other than this one.
     """
 
-    def __init__(self, ticked: TickedClock, extend: Any, told: Any, *, is_of_others: bool) -> None:
-        super().__init__(extend, told, ticked.now)
+    def __init__(
+        self, ticked: TickedClock, extend: Any, notify: Any, *, is_of_others: bool
+    ) -> None:
+        super().__init__(extend, notify, ticked.now)
         self.is_of_others = is_of_others
         ticked.winds(self)
 
@@ -128,5 +125,4 @@ class TickedWatchdog(Watchdog):
 
     @property
     def due_at(self) -> float:
-        """When it has something to do next [s]."""
         return self._due[0][0] if self._due else float("inf")

@@ -1,4 +1,4 @@
-"""The library's fan-out, over wires to nodes in memory in place of sockets."""
+"""The library's fan-out, over wires to nodes in memory instead of sockets."""
 
 from __future__ import annotations
 
@@ -22,17 +22,6 @@ __all__ = ["MemoryFanout"]
 
 
 class MemoryFanout(Fanout):
-    """
-    The connections of one client to the nodes of a memory quorum.
-
-    Args:
-        servers: The nodes in memory, in the order of *addresses*.
-        clock: Of the quorum.
-        addresses: As of `Fanout`.
-        rules: As of `Fanout`.
-        notify: As of `Fanout`.
-    """
-
     def __init__(
         self,
         servers: Sequence[MemoryNode],
@@ -61,7 +50,6 @@ class MemoryFanout(Fanout):
         self._connector = connector
 
     def lose_connection(self, position: int) -> None:
-        """Notice that a node has hung up."""
         node = self.nodes[position]
         with self._mutex:
             if node.connection is not None:
@@ -69,7 +57,6 @@ class MemoryFanout(Fanout):
         self.publish()
 
     def connect_missing(self, position: int) -> None:
-        """Notice that a node may be connected again."""
         with self._mutex:
             if self._has_settled:
                 self.connect(self.nodes[position])
@@ -116,7 +103,6 @@ class MemoryConnector:
         self._fanout = fanout
 
     def reconnect(self, node: Node) -> None:
-        """Connect *node* if it can be; called with the mutex held."""
         self._fanout.connect(node)
 
     def stop(self) -> None:

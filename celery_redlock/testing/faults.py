@@ -1,4 +1,4 @@
-"""The nodes of a memory quorum, and what can be wrong with them."""
+"""The nodes of a memory quorum, and their faults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Client", "MemoryNode"]
 
 
 class Client(Protocol):
-    """Who is connected to nodes, by their positions."""
+    """A client connected to nodes, by their positions."""
 
     def lose_connection(self, position: int) -> None:
         """Notice that a node has hung up."""
@@ -65,7 +65,6 @@ class MemoryNode:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether a client could connect."""
         return self.model.is_up and not self._is_hanging
 
     def down(self) -> None:
@@ -135,7 +134,6 @@ class MemoryNode:
             client.lose_connection(self.position)
 
     def hear(self, wire: Wire, command: Sequence[bytes]) -> None:
-        """Do what *command* says, and answer along *wire*."""
         if self._is_hanging and not wire.is_greeting:
             self._unheard.append((wire, command))
         elif self.model.is_up:

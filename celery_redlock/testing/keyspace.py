@@ -1,5 +1,5 @@
 """
-The keys of a node in memory, and the Redis commands that the library's scripts use.
+The keys of a node in memory, and what Redis commands do with them.
 
 Values expire by the node's clock, exactly as long after they were set as was asked for. A server,
 which counts in whole milliseconds, keeps them for up to one more. What no script uses is refused
@@ -8,108 +8,29 @@ in the words of Redis, which ``tests/contract/test_memory.py`` holds to real ser
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-from redis.exceptions import (
-    NoPermissionError,
-    NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
+from celery_redlock.testing.values import (
+    LARGEST,
+    NEVER,
+    OK,
+    SYNTAX,
+    WRONG_TYPE,
+    Hash,
+    Refused,
+    SortedSet,
+    Status,
+    Stream,
+    real,
+    whole,
 )
 
-__all__ = [
-    "COMMANDS",
-    "NEVER",
-    "OK",
-    "Command",
-    "Keyspace",
-    "Refused",
-    "SortedSet",
-    "Status",
-    "Store",
-]
-
-#: When a key without an end expires [ms].
-NEVER = float("inf")
-#: The largest number that Redis counts with.
-LARGEST = 2**63 - 1
+__all__ = ["Keyspace", "Store"]
 
 #: Key -> a string, a hash, a sorted set or a stream, and when it expires [ms]. Values are replaced,
 #: never changed, so that a copy of the store stays what it was.
 Store = dict[bytes, tuple[Any, float]]
-
-#: First word of an error -> what redis-py raises for it; it leaves that word out then.
-ERRORS: dict[str, type[RedisError]] = {
-    "ERR": ResponseError,
-    "NOPERM": NoPermissionError,
-    "NOSCRIPT": NoScriptError,
-    "OOM": OutOfMemoryError,
-    "READONLY": ReadOnlyError,
-}
-SYNTAX = "ERR syntax error"
-NO_INTEGER = "ERR value is not an integer or out of range"
-NO_FLOAT = "ERR value is not a valid float"
-WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
-
-
-class Refused(Exception):
-    """A command is answered with an error; in Redis' words, its code first."""
-
-    @property
-    def reply(self) -> RedisError:
-        """The error as redis-py reads it."""
-        code, _, message = str(self).partition(" ")
-        return ERRORS[code](message) if code in ERRORS else ResponseError(str(self))
-
-
-class Status(bytes):
-    """A reply like OK, which is not text to Lua."""
-
-    __slots__ = ()
-
-
-class Hash(dict[bytes, bytes]):
-    """Fields and their values."""
-
-
-class SortedSet(dict[bytes, float]):
-    """Members and their scores."""
-
-
-class Stream(tuple[tuple[bytes, tuple[bytes, ...]], ...]):
-    """Entries in their order: an id, and its fields and values."""
-
-    __slots__ = ()
-
-
-OK = Status(b"OK")
-
-
-def whole(word: bytes) -> int:
-    """Return the number in *word*; raises Refused if Redis would not read one there."""
-    try:
-        number = int(word)
-    except ValueError:
-        raise Refused(NO_INTEGER) from None
-    if word != b"%d" % number or abs(number) > LARGEST:
-        raise Refused(NO_INTEGER)
-    return number
-
-
-def real(word: bytes, otherwise: str = NO_FLOAT) -> float:
-    """Return the score in *word*; raises Refused, which says *otherwise*, likewise."""
-    try:
-        number = float(word)
-    except ValueError:
-        raise Refused(otherwise) from None
-    if math.isnan(number):
-        raise Refused(otherwise)
-    return number
 
 
 class Keyspace:
@@ -118,9 +39,9 @@ class Keyspace:
 
     Attributes:
         store: Key -> value and end.
-        micros: What the node's clock shows [us, Unix time]; stands still during a command.
-        info: What INFO says, by section.
-        hear: Who hears what is published; returns how many do.
+        micros: The node's clock [us, Unix time]; stands still during a command.
+        info: Returns what INFO says of a section.
+        hear: Receives what is published; returns how many listen.
     """
 
     def __init__(self) -> None:
@@ -131,11 +52,9 @@ class Keyspace:
 
     @property
     def now(self) -> int:
-        """The node's clock, in whole milliseconds."""
         return self.micros // 1000
 
     def find(self, key: bytes) -> Any:
-        """Return the value at *key*, None if there is none any more."""
         found = self.store.get(key)
         if found is None:
             return None
@@ -145,31 +64,36 @@ class Keyspace:
         return found[0]
 
     def of_type(self, kind: type, key: bytes) -> Any:
-        """Return the value at *key*, None for none; raises Refused if it is of another type."""
         found = self.find(key)
         if found is not None and type(found) is not kind:
             raise Refused(WRONG_TYPE)
         return found
 
     def change(self, key: bytes, value: Any) -> None:
-        """Have *key* be *value*, which goes on standing as long as it does."""
+        """Set *key* to *value*; it expires when it would have."""
         is_there = self.find(key) is not None
         self.store[key] = (value, self.store[key][1] if is_there else NEVER)
+
+    def _leave(self, key: bytes, rest: Any) -> None:
+        """Set *key* to what is left there; without fields or members there is no key."""
+        if rest:
+            self.change(key, rest)
+        else:
+            self.store.pop(key, None)
 
     # -- strings -----------------------------------------------------------------------
 
     def get(self, key: bytes) -> bytes | None:
-        """GET."""
         found: bytes | None = self.of_type(bytes, key)
         return found
 
     def mget(self, *keys: bytes) -> list[bytes | None]:
-        """MGET, which passes over what is no string."""
+        """MGET passes over what is no string."""
         found = [self.find(key) for key in keys]
         return [one if type(one) is bytes else None for one in found]
 
     def set(self, key: bytes, value: bytes, *options: bytes) -> Status:
-        """SET, without an end or with PX."""
+        """SET without an end or with PX."""
         end = NEVER
         if options:
             if len(options) != 2 or options[0].upper() != b"PX":  # noqa: PLR2004  PX and how long
@@ -184,11 +108,9 @@ class Keyspace:
     # -- any key -----------------------------------------------------------------------
 
     def delete(self, *keys: bytes) -> int:
-        """DEL."""
         return len([self.store.pop(key) for key in keys if self.find(key) is not None])
 
     def exists(self, *keys: bytes) -> int:
-        """EXISTS."""
         return len([key for key in keys if self.find(key) is not None])
 
     def pttl(self, key: bytes) -> int:
@@ -199,7 +121,7 @@ class Keyspace:
         return -1 if end == NEVER else int(end) - self.now  # as servers round both
 
     def pexpire(self, key: bytes, length: bytes) -> int:
-        """PEXPIRE; what is over takes the key away."""
+        """PEXPIRE; with no time left it deletes the key."""
         left = whole(length)
         if left > LARGEST - self.now:
             raise Refused("ERR invalid expire time in 'pexpire' command")
@@ -213,7 +135,6 @@ class Keyspace:
         return 1
 
     def rename(self, key: bytes, to: bytes) -> Status:
-        """RENAME, which takes the end along."""
         if self.find(key) is None:
             raise Refused("ERR no such key")
         self.store[to] = self.store.pop(key)
@@ -222,26 +143,21 @@ class Keyspace:
     # -- hashes ------------------------------------------------------------------------
 
     def hget(self, key: bytes, field: bytes) -> bytes | None:
-        """HGET."""
         found: Hash | None = self.of_type(Hash, key)
         return None if found is None else found.get(field)
 
     def hmget(self, key: bytes, *fields: bytes) -> list[bytes | None]:
-        """HMGET."""
         found: Hash = self.of_type(Hash, key) or Hash()
         return [found.get(field) for field in fields]
 
     def hgetall(self, key: bytes) -> list[bytes]:
-        """HGETALL."""
         found: Hash = self.of_type(Hash, key) or Hash()
         return [part for pair in found.items() for part in pair]
 
     def hlen(self, key: bytes) -> int:
-        """HLEN."""
         return len(self.of_type(Hash, key) or ())
 
     def hset(self, key: bytes, *words: bytes) -> int:
-        """HSET."""
         if len(words) % 2:
             raise Refused("ERR wrong number of arguments for 'hset' command")
         found: Hash = self.of_type(Hash, key) or Hash()
@@ -251,33 +167,24 @@ class Keyspace:
         return len(changed) - len(found)
 
     def hdel(self, key: bytes, *fields: bytes) -> int:
-        """HDEL; a hash without fields is none."""
         found: Hash = self.of_type(Hash, key) or Hash()
         changed = Hash((field, value) for field, value in found.items() if field not in fields)
-        if changed:
-            self.change(key, changed)
-        else:
-            self.store.pop(key, None)
+        self._leave(key, changed)
         return len(found) - len(changed)
 
     # -- sorted sets -------------------------------------------------------------------
 
     def zadd(self, key: bytes, score: bytes, member: bytes) -> int:
-        """ZADD of one member."""
         number = real(score)
         found: SortedSet = self.of_type(SortedSet, key) or SortedSet()
         self.change(key, SortedSet({**found, member: number}))
         return int(member not in found)
 
     def zrem(self, key: bytes, member: bytes) -> int:
-        """ZREM of one member; a set without members is none."""
         found: SortedSet = self.of_type(SortedSet, key) or SortedSet()
-        kept = SortedSet((one, score) for one, score in found.items() if one != member)
-        if kept:
-            self.change(key, kept)
-        else:
-            self.store.pop(key, None)
-        return len(found) - len(kept)
+        rest = SortedSet((one, score) for one, score in found.items() if one != member)
+        self._leave(key, rest)
+        return len(found) - len(rest)
 
     def zrange(self, key: bytes, first: bytes, last: bytes, *scores: bytes) -> list[bytes]:
         """ZRANGE by rank, perhaps WITHSCORES."""
@@ -295,80 +202,28 @@ class Keyspace:
     # -- the rest ----------------------------------------------------------------------
 
     def xadd(self, key: bytes, *words: bytes) -> bytes:
-        """XADD with MAXLEN ~ and an id that the node makes; as many as asked for are kept."""
+        """XADD with MAXLEN ~ and an id that the node makes; it keeps as many as asked for."""
         if len(words) < 6 or len(words) % 2:  # noqa: PLR2004  MAXLEN ~ n * field value
             raise Refused("ERR wrong number of arguments for 'xadd' command")
         if (words[0].upper(), words[1], words[3]) != (b"MAXLEN", b"~", b"*"):
             raise Refused(SYNTAX)
-        kept = whole(words[2])
-        if kept < 0:
+        most = whole(words[2])
+        if most < 0:
             raise Refused("ERR The MAXLEN argument must be >= 0.")
         found: Stream = self.of_type(Stream, key) or Stream()
         last = tuple(map(int, found[-1][0].split(b"-"))) if found else (0, 0)
         made = (self.now, 0) if self.now > last[0] else (last[0], last[1] + 1)
         entry = (b"%d-%d" % made, words[4:])
-        self.change(key, Stream((*found, entry)[-kept:] if kept else ()))
+        self.change(key, Stream((*found, entry)[-most:] if most else ()))
         return entry[0]
 
     def publish(self, channel: bytes, message: bytes) -> int:
-        """PUBLISH."""
         return self.hear(channel, message)
 
     def time(self) -> list[bytes]:
-        """TIME."""
         return [b"%d" % part for part in divmod(self.micros, 1_000_000)]
 
     def tell(self, *sections: bytes) -> bytes:
-        """INFO, of a section or of all."""
         if len(sections) > 1:
             raise Refused(SYNTAX)
         return self.info(*sections or (b"",))
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """
-    A command that nodes in memory know.
-
-    Attributes:
-        do: What it does.
-        least: How many arguments it has at least.
-        most: How many it has at most.
-        writes: Whether it may change the keys.
-        grows: Whether it may need memory, so that a full server refuses it.
-    """
-
-    do: Callable[..., Any]
-    least: int
-    most: float = NEVER
-    writes: bool = False
-    grows: bool = False
-
-    def fits(self, words: Sequence[bytes]) -> bool:
-        """Return whether *words* can be its arguments, by their number."""
-        return self.least <= len(words) <= self.most
-
-
-COMMANDS = {
-    b"DEL": Command(Keyspace.delete, 1, writes=True),
-    b"EXISTS": Command(Keyspace.exists, 1),
-    b"GET": Command(Keyspace.get, 1, 1),
-    b"HDEL": Command(Keyspace.hdel, 2, writes=True),
-    b"HGET": Command(Keyspace.hget, 2, 2),
-    b"HGETALL": Command(Keyspace.hgetall, 1, 1),
-    b"HLEN": Command(Keyspace.hlen, 1, 1),
-    b"HMGET": Command(Keyspace.hmget, 2),
-    b"HSET": Command(Keyspace.hset, 3, writes=True, grows=True),
-    b"INFO": Command(Keyspace.tell, 0),
-    b"MGET": Command(Keyspace.mget, 1),
-    b"PEXPIRE": Command(Keyspace.pexpire, 2, 2, writes=True),
-    b"PTTL": Command(Keyspace.pttl, 1, 1),
-    b"PUBLISH": Command(Keyspace.publish, 2, 2),
-    b"RENAME": Command(Keyspace.rename, 2, 2, writes=True),
-    b"SET": Command(Keyspace.set, 2, writes=True, grows=True),
-    b"TIME": Command(Keyspace.time, 0, 0),
-    b"XADD": Command(Keyspace.xadd, 4, writes=True, grows=True),
-    b"ZADD": Command(Keyspace.zadd, 3, 3, writes=True, grows=True),
-    b"ZRANGE": Command(Keyspace.zrange, 3, 4),
-    b"ZREM": Command(Keyspace.zrem, 2, 2, writes=True),
-}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from celery_redlock.testing.keyspace import Refused, Status
+from celery_redlock.testing.values import Refused, Status
 
 try:
     from lupa import lua51
@@ -107,7 +107,6 @@ _run, _answered, _compiled = _lua.execute(PRELUDE)
 
 @cache
 def compiled(source: bytes) -> Script:
-    """Return *source* compiled; raises Refused if it is no Lua."""
     script, problem = _compiled(source)
     if script is None:
         raise Refused(
@@ -118,22 +117,15 @@ def compiled(source: bytes) -> Script:
 
 def run(script: Script, call: Call, keys: int, words: Sequence[bytes]) -> Any:
     """
-    Return the reply of a script, as `call` would be told it.
+    Return the reply of a compiled *script*, as *call* would be given it.
 
-    Args:
-        script: As of `compiled`.
-        call: Does the commands that the script calls.
-        keys: How many of *words* are keys; the others are its arguments.
-        words: The keys and arguments.
-
-    Raises:
-        Refused: The script has failed, or answers with an error.
+    The first *keys* of *words* are its keys, the others its arguments. *call* does the commands
+    that it calls. Raises Refused if the script fails, or answers with an error.
     """
     return reply_of(*_run(script, call, keys, *words))
 
 
 def reply_of(kind: int, value: Any, *parts: Any) -> Any:
-    """Return as a reply what a script returned; raises Refused if that is an error."""
     if kind == ARRAY:
         return [part if type(part) is bytes else converted(part) for part in parts]
     if kind == ERROR:
@@ -142,7 +134,7 @@ def reply_of(kind: int, value: Any, *parts: Any) -> Any:
 
 
 def converted(value: Any) -> Any:
-    """Return as a part of a reply what Lua has: numbers are cut off, and false is nil."""
+    """Return what Lua has as a part of a reply: numbers are cut off, and false is nil."""
     kind = type(value)
     if kind is int or kind is bytes or value is None:
         return value
@@ -157,7 +149,7 @@ def converted(value: Any) -> Any:
 
 
 def crossing(reply: Any) -> Any:
-    """Return what crosses to Lua for the reply of a command; nil is false there."""
+    """Return the reply of a command as it crosses to Lua; nil is false there."""
     kind = type(reply)
     if kind is list:
         return (ARRAY, *[False if one is None else one for one in reply])

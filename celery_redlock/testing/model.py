@@ -12,23 +12,15 @@ from redis.exceptions import RedisError
 from celery_redlock.lock.scripts.scripting import registered
 from celery_redlock.process.forks import around_fork
 from celery_redlock.testing import lua
-from celery_redlock.testing.keyspace import (
-    COMMANDS,
-    OK,
-    Command,
-    Keyspace,
-    Refused,
-    Status,
-    Store,
-)
+from celery_redlock.testing.commands import COMMANDS, Command
+from celery_redlock.testing.keyspace import Keyspace, Store
+from celery_redlock.testing.values import OK, Refused, Status
 
 __all__ = ["NodeModel", "Store"]
 
 BUSY = "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE."
 DENIED = "ERR The user executing the script can't run this command or subcommand"
 FULL = "OOM command not allowed when used memory > 'maxmemory'."
-REPLICA = "READONLY You can't write against a read only replica."
-NO_SCRIPT = "NOSCRIPT No matching script."
 
 
 #: Whose command is being done: one at a time, also of several nodes, which share an interpreter.
@@ -44,12 +36,7 @@ class NodeModel:
         wall: Its wall clock [s, Unix time].
 
     Attributes:
-        keyspace: Its keys.
         boots: How often it was started again.
-        is_up: Whether it takes connections.
-        is_full: Whether it has no memory left for what writes need.
-        is_busy: Whether another client's script never ends.
-        is_replica: Whether it takes no writes.
         denied: The commands that its clients may not use, in capitals.
         scripts: Digest -> script that it has loaded.
         history: Its replication id; another one after it was a replica.
@@ -82,11 +69,9 @@ class NodeModel:
     # -- its outcome --------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Lose all data, and go on as the same process."""
         self.store.clear()
 
     def forget_scripts(self) -> None:
-        """Lose all scripts, as by SCRIPT FLUSH."""
         self.scripts.clear()
 
     def crash(self, kept: Store | None = None) -> None:
@@ -98,12 +83,11 @@ class NodeModel:
         self.forget_scripts()
 
     def follow(self, copy: Store, history: bytes) -> None:
-        """Have what another server has, as its replica, and be a master again; in one process."""
+        """Take over what another server has, as its replica, and be a master again."""
         self.keyspace.store = dict(copy)
         self.history, self.has_followed = history, True
 
     def greet(self) -> None:
-        """Learn all scripts, as from every client that connects."""
         with _turn:
             for script in registered():
                 self.scripts[script.sha] = lua.compiled(script.source)
@@ -111,18 +95,13 @@ class NodeModel:
     # -- what it is asked --------------------------------------------------------------
 
     def ask(self, *command: bytes) -> Any:
-        """Return the reply to a command; raises it if it is an error."""
         reply = self.execute(command)
         if isinstance(reply, RedisError):
             raise reply
         return reply
 
     def execute(self, command: Sequence[bytes]) -> Any:
-        """
-        Return the reply to a command, as redis-py reads it; errors are replies, too.
-
-        One after the other, as a server does, whichever threads ask.
-        """
+        """Return the reply, as redis-py reads it; errors are replies, too. One at a time."""
         with _turn:
             self.keyspace.micros = int(self.wall() * 1_000_000 + 0.5)
             try:
@@ -159,9 +138,8 @@ class NodeModel:
         return command.do(self.keyspace, *words)
 
     def _may_write(self, command: Command) -> None:
-        """Raise Refused if the node is in no state to; a script that has written may go on."""
         if self.is_replica:
-            raise Refused(REPLICA)
+            raise Refused("READONLY You can't write against a read only replica.")
         if self.is_full and command.grows and not self._has_written:
             raise Refused(FULL)
         self._has_written = True
@@ -181,7 +159,6 @@ class NodeModel:
     # -- scripts -----------------------------------------------------------------------
 
     def _of_scripts(self, what: bytes, *words: bytes) -> Any:
-        """SCRIPT LOAD or SCRIPT FLUSH."""
         if what.upper() == b"LOAD":
             return self._load(*words)
         self.forget_scripts()
@@ -196,12 +173,11 @@ class NodeModel:
     def _run(self, digest: bytes, keys: bytes, words: Sequence[bytes]) -> Any:
         script = self.scripts.get(digest)
         if script is None:
-            raise Refused(NO_SCRIPT)
+            raise Refused("NOSCRIPT No matching script.")
         self._has_written = False
         return lua.run(script, self._call, int(keys), words)
 
     def _call(self, *words: Any) -> Any:
-        """Do what ``redis.call`` wants, and return what crosses to Lua."""
         try:
             return lua.crossing(self._called(*words))
         except Refused as refused:
@@ -221,7 +197,6 @@ class NodeModel:
         return command.do(self.keyspace, *words)
 
     def _known(self, name: Any) -> Command:
-        """Return the command of this name, however it is written."""
         if name is None:
             raise Refused("ERR Please specify at least one argument for this redis lib call")
         command = COMMANDS.get(text_of(name).upper())
@@ -231,7 +206,7 @@ class NodeModel:
 
 
 def text_of(word: Any) -> bytes:
-    """Return what Lua gives a command as Redis takes it; raises Refused if it takes no such."""
+    """Return an argument from Lua as Redis takes it; raises Refused where Redis would."""
     if type(word) is bytes:
         return word
     if type(word) is int:

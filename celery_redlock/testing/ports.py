@@ -1,4 +1,4 @@
-"""Ports on the loopback interface for servers, kept while nobody listens on them."""
+"""Ports on the loopback interface for servers, reserved while nobody listens on them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ def reserved(port: int | None = None) -> socket.socket:
 
 
 def free_port() -> int:
-    """Return a port that nobody uses at this moment."""
     with reserved() as place:
         port: int = place.getsockname()[1]
     return port

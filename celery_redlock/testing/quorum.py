@@ -28,15 +28,7 @@ __all__ = ["MemoryQuorum", "OtherHolder", "memory_quorum"]
 
 
 class MemoryLocks(Redlock):
-    """
-    Locks on the nodes of a memory quorum.
-
-    Args:
-        servers: The quorum.
-        rules: As of `Redlock`.
-        observers: As of `Redlock`.
-        is_other: Whether this is another process than the one under test.
-    """
+    """Locks on the nodes of a memory quorum, of this process or of another one."""
 
     def __init__(
         self,
@@ -58,15 +50,14 @@ class MemoryLocks(Redlock):
         return self
 
     def abandon(self, held: HeldLock) -> None:
-        """Stop renewing *held*, and do not release it."""
         self._watchdog.unwatch(held)
 
     def _new_listener(self, addresses: Sequence[Address]) -> None:
         """Wake nobody: in memory who waits asks again."""
 
     def _new_watchdog(self) -> TickedWatchdog:
-        clock, told = self._servers.clock, self._tell_renewal
-        return TickedWatchdog(clock, self._extend_all, told, is_of_others=self._is_other)
+        clock, notify = self._servers.clock, self._tell_renewal
+        return TickedWatchdog(clock, self._extend_all, notify, is_of_others=self._is_other)
 
     def _new_fanout(self, addresses: Sequence[Address]) -> Fanout:
         servers = self._servers

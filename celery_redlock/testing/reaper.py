@@ -4,7 +4,7 @@ A small process that ends child processes whose owner has died.
 ``kill -9`` of a demo or a test run must leave no server behind. Linux has PR_SET_PDEATHSIG for
 this, but that signal comes when the *thread* which started the child ends, and it has to be asked
 for between fork and exec, where running Python is unsafe as soon as there are threads. So one
-reaper process is told through a pipe what to watch, and acts when the pipe ends or its parent
+reaper process is sent through a pipe what to watch, and acts when the pipe ends or its parent
 changes.
 
 This file is the owner's side (:data:`reaper`) and, run as a script, the reaper process itself. It
@@ -33,11 +33,7 @@ POLL = 0.5
 
 
 class Reaper:
-    """
-    The owner's side: says what to end if this process should die.
-
-    The reaper process runs only while there is something to watch.
-    """
+    """The owner's side. The reaper process runs only while there is something to watch."""
 
     def __init__(self) -> None:
         self._reset()
@@ -51,20 +47,17 @@ class Reaper:
         self, key: str, pid: int | None, *, group: bool = False, folder: Path | None = None
     ) -> None:
         """
-        Have *pid* ended and *folder* removed when this process dies.
+        Have *pid* (or its *group*) ended with SIGKILL and *folder* removed when this process dies.
 
-        Args:
-            key: Name of the entry; what it stood for before is replaced.
-            pid: Process to end with SIGKILL; None while there is none, only a folder to remove.
-            group: Whether *pid* leads a process group that is to be ended with it.
-            folder: Directory to remove after the end of the process.
+        What *key* stood for before is replaced. *pid* is None while there is only a folder to
+        remove.
         """
         with self._lock:
             self._watched[key] = {"pid": pid, "group": group, "folder": folder and str(folder)}
             self._tell()
 
     def forget(self, key: str) -> None:
-        """Take back the entry *key*; without any entry left the reaper process ends."""
+        """Remove the entry *key*; without any entry left the reaper process ends."""
         with self._lock:
             if self._watched.pop(key, None) is not None:
                 self._tell()
@@ -94,7 +87,6 @@ class Reaper:
 
 
 def started() -> subprocess.Popen[bytes]:
-    """Start the reaper process of this process."""
     # -I and -S: neither the user's environment nor site-packages have a say in it.
     # A session of its own, so that a terminal's Ctrl-C does not reach it.
     # Unbuffered, so that a fork at a bad moment inherits neither bytes nor a held lock.
@@ -111,7 +103,7 @@ reaper = Reaper()
 
 
 def main(owner: int) -> None:
-    """Be the reaper process: read what is watched until *owner* is gone, then end all that."""
+    """Read what is watched until *owner* is gone, then end all that."""
     watched: list[dict[str, Any]] = []
     rest = b""
     while True:
@@ -131,7 +123,6 @@ def main(owner: int) -> None:
 
 
 def end(pid: int | None, folder: str | None, *, group: bool) -> None:
-    """End a process, or its group, and remove its folder."""
     if pid is not None:
         with contextlib.suppress(ProcessLookupError):
             (os.killpg if group else os.kill)(pid, signal.SIGKILL)

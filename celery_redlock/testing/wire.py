@@ -1,5 +1,5 @@
 """
-In place of sockets: connections to nodes in memory, and the wait for their replies.
+Connections to nodes in memory, and the wait for their replies, in place of sockets.
 
 Everything above is the library's own code: the fan-out, its nodes, the algorithm. To them a `Wire`
 looks like a connection of redis-py, and `MemorySelector` like the one that waits for sockets.
@@ -46,12 +46,7 @@ class Wire:
     """
     One connection to a node in memory.
 
-    Args:
-        hear: As of the node at the other end.
-        clock: Of both ends.
-
-    Attributes:
-        is_greeting: Whether the client is about to connect; the node answers that at once.
+    While it *is_greeting* the client is about to connect; the node answers that at once.
     """
 
     protocol = 2  # of redis, for `celery_redlock.lock.nodes.replies`
@@ -71,7 +66,6 @@ class Wire:
         """Never block; nothing here does."""
 
     def send(self, data: bytes) -> int:
-        """Have the node do what the commands in *data* say, now or when it goes on."""
         for command in commands(data):
             self._hear(self, command)
         return len(data)
@@ -81,11 +75,9 @@ class Wire:
         raise OSError
 
     def pack_commands(self, asked: Sequence[Sequence[bytes]]) -> Sequence[Sequence[bytes]]:
-        """Leave commands as they are."""
         return asked
 
     def send_packed_command(self, asked: Sequence[Sequence[bytes]]) -> None:
-        """Have the node do what *asked* says."""
         for command in asked:
             self._hear(self, command)
 
@@ -97,7 +89,6 @@ class Wire:
         return reply
 
     def disconnect(self) -> None:
-        """Hang up; what was sent is done all the same."""
         self._is_closed = True
         self._inbox.clear()
 
@@ -111,7 +102,6 @@ class Wire:
 
     @property
     def readable_at(self) -> float:
-        """When the next reply arrives [s]."""
         return self._inbox[0][0] if self._inbox else float("inf")
 
     def take(self) -> Any:
@@ -128,33 +118,25 @@ class Parser:
         self._wire = wire
 
     def read_response(self, *, disable_decoding: bool) -> Any:  # noqa: ARG002  redis-py's
-        """Return a reply that has come."""
         return self._wire.take()
 
 
 class MemorySelector(selectors.BaseSelector):
-    """
-    Waits for replies by letting the clock go on.
-
-    Args:
-        clock: Of all wires that are registered.
-    """
+    """Waits for replies by advancing the clock of all its wires."""
 
     def __init__(self, clock: TickedClock) -> None:
         self._clock = clock
         self._keys: dict[Any, selectors.SelectorKey] = {}
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        """Look at *fileobj*, a wire, from now on."""
         key = self._keys[fileobj] = selectors.SelectorKey(fileobj, -1, events, data)
         return key
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        """Look at it no more."""
         return self._keys.pop(fileobj)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return the wires with replies that have arrived; at the latest *timeout* later [s]."""
+        """Return the wires with replies, after *timeout* [s] at the latest."""
         if timeout and not self._ready():
             soonest = min([self._wire(key).readable_at for key in self._keys.values()], default=0.0)
             latest = self._clock.now() + timeout + GRAIN
@@ -171,9 +153,7 @@ class MemorySelector(selectors.BaseSelector):
         return cast("Wire", key.fileobj)
 
     def close(self) -> None:
-        """Forget all wires."""
         self._keys.clear()
 
     def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        """Return what is registered."""
         return self._keys

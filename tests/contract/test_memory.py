@@ -53,7 +53,7 @@ from celery_redlock.lock.scripts.scripts import ENROL
 from celery_redlock.lock.waiting.waiting import InLine, leave_request, wait_request
 from celery_redlock.reading.journal import record_request
 from celery_redlock.reading.read_script import EXPIRIES, READ
-from celery_redlock.testing.keyspace import COMMANDS
+from celery_redlock.testing.commands import COMMANDS
 from celery_redlock.testing.model import NodeModel
 from celery_redlock.unique.requests import (
     AS_IT_IS,

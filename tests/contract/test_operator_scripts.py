@@ -11,7 +11,7 @@ import redis
 from celery_redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.health import probe
-from celery_redlock.reading.journal import KEPT, RECORD, RETENTION, Journal, JournalReader
+from celery_redlock.reading.journal import KEPT, RECORD, RETENTION, JournalReader, write_record
 from celery_redlock.reading.nodes import bootstrap
 from support.waiting import eventually
 
@@ -77,7 +77,7 @@ def test_what_is_put_is_read_with_its_life(contract_node, client, locks):
     """The journal of the library itself has the limits of the library."""
     bootstrap([contract_node.url], RULES)
     probe(locks)
-    Journal.on(locks).put({"event": "TaskSkipped", "at": time.time(), "task": "shop.bill"})
+    write_record(locks, {"event": "TaskSkipped", "at": time.time(), "task": "shop.bill"})
     reader = JournalReader([contract_node.url], RULES)
     (record,) = eventually(reader.recent, "record")
     assert record["task"] == "shop.bill"

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from celery_redlock.lock.records import object_in
 from celery_redlock.ops.web.app import make_app
 from celery_redlock.ops.web.guard import Door
 from celery_redlock.ops.web.reader import Page
 from celery_redlock.ops.why import explained
-from celery_redlock.reading.journal import read_record
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.one_lock import OneLock
 from celery_redlock.reading.places import Places
@@ -57,7 +57,7 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
             view for name, on in self.stored.items() for view in reservation_views(name, on)
         ]
         self.nodes = [NodeStatus(label, "up", "9", 1.0) for label in LABELS]
-        self.happened = list(map(read_record, lines))
+        self.happened = list(map(object_in, lines))
         self.released = []
 
     def page(self, search):
@@ -75,7 +75,7 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
         views, reserved = (
             [it for it in all_ if it.name == name] for all_ in (self.views, self.reserved)
         )
-        return SimpleNamespace(views=views, reservations=reserved, silent=[])
+        return SimpleNamespace(views=views, reservations=reserved, silent=[], is_known=True)
 
     def release(self, name, seen):
         """Note what is asked for."""

@@ -31,18 +31,19 @@ from celery_redlock.errors import LockKeyError
 from celery_redlock.events import KINDS, TaskSkipped
 from celery_redlock.lock.algorithm.request import LockRequest, MarkerStands
 from celery_redlock.lock.algorithm.results import NodeView
-from celery_redlock.lock.records import is_ours, read_holder
+from celery_redlock.lock.records import is_ours, object_in, read_holder
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts.votes import Vote, VoteKind, holder_of
 from celery_redlock.observers.logging import log_event
 from celery_redlock.ops import listing
+from celery_redlock.ops.as_json import lock_as_json
 from celery_redlock.ops.cli import redlock
 from celery_redlock.ops.inspected import of_child
-from celery_redlock.ops.listing import lock_as_json, lock_row
+from celery_redlock.ops.listing import lock_row
 from celery_redlock.ops.text import in_json as shown_json
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading import tally
-from celery_redlock.reading.journal import read_record, when
+from celery_redlock.reading.journal import when
 from celery_redlock.reading.journal_view import is_refusal_of
 from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.reading.one_lock import majority_of
@@ -254,7 +255,7 @@ def nested(depth):
 @example(line=nested(985))
 def test_a_record_of_any_shape_is_one_tame_line(line):
     """In words and as JSON; and it is told of the lock that it names, or of none."""
-    record = read_record(line)
+    record = object_in(line)
     assert isinstance(when(record), float)
     assert listing.line(record).isprintable()
     json.loads(shown_json(record), parse_constant=pytest.fail)

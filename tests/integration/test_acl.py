@@ -29,7 +29,7 @@ from celery_redlock.lock.waiting.waiting import InLine, wait_request
 from celery_redlock.ops.doctor.nodes import gather_nodes
 from celery_redlock.reading.all_locks import AllLocks, AllReservations
 from celery_redlock.reading.health import check, probe
-from celery_redlock.reading.journal import Journal, JournalReader
+from celery_redlock.reading.journal import JournalReader, write_record
 from celery_redlock.reading.leaks import Leaks
 from celery_redlock.reading.nodes import bootstrap, node_statuses
 from celery_redlock.reading.places import read_lock
@@ -232,7 +232,7 @@ class Everything:
 
     def journal(self):
         """What happened is noted."""
-        Journal.on(self.locks).put({"id": "1", "event": "x", "at": time.time()})
+        write_record(self.locks, {"id": "1", "event": "x", "at": time.time()})
         probe(self.locks)
         assert self.admin.xlen("redlock:journal") == 1
 
@@ -270,10 +270,10 @@ class Everything:
         with ExitStack() as stack:
             reader = JournalReader([self.url], RULES)
             stack.callback(reader.close)
-            Journal.on(self.locks).put({"id": "2", "event": "x", "at": time.time()})
+            write_record(self.locks, {"id": "2", "event": "x", "at": time.time()})
             probe(self.locks)
             assert "2" in {record["id"] for record in reader.recent()}
-            Journal.on(self.locks).put({"id": "3", "event": "x", "at": time.time()})
+            write_record(self.locks, {"id": "3", "event": "x", "at": time.time()})
             probe(self.locks)
             assert [record["id"] for record in reader.new()] == ["3"]
 

@@ -10,7 +10,7 @@ import redis
 from celery_redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.health import probe
-from celery_redlock.reading.journal import Journal, JournalReader
+from celery_redlock.reading.journal import JournalReader, write_record
 from celery_redlock.reading.nodes import bootstrap
 from support.stored import ROOMY
 from support.waiting import eventually
@@ -44,7 +44,7 @@ def reader(five_nodes):
 def put(locks, *numbers):
     """Write records with these numbers."""
     for number in numbers:
-        Journal.on(locks).put({"event": "Test", "at": time.time(), "number": number})
+        write_record(locks, {"event": "Test", "at": time.time(), "number": number})
 
 
 def arrived(nodes, count):

@@ -15,8 +15,8 @@ from redis.exceptions import RedisError
 
 from celery_redlock.lock.nodes.guard import read_info
 from celery_redlock.lock.scripts.scripting import registered
-from celery_redlock.testing.keyspace import NEVER, SortedSet
 from celery_redlock.testing.model import NodeModel
+from celery_redlock.testing.values import NEVER, SortedSet
 
 __all__ = ["TINY", "Both"]
 

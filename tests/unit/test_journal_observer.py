@@ -54,7 +54,7 @@ def memory():
 @pytest.fixture
 def observe(memory):
     """The observer, writing to `memory`."""
-    return JournalObserver(lambda: memory, Tally(memory.counted))
+    return JournalObserver(memory.put, Tally(memory.counted))
 
 
 def released(held, task="shop.bill", ttl=30.0):

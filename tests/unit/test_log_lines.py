@@ -145,7 +145,7 @@ def test_that_there_is_no_quorum_is_said_once_a_minute_for_each_lock(caplog, mon
     at[0] += 1.0
     assert [told("a"), told("a")] == [1, 0]
     assert [told(f"{number}") for number in range(2000)] == [1] * 2000
-    assert len(write._told) <= observer.MOST_NAMES
+    assert len(write._logged) <= observer.MOST_NAMES
 
 
 def test_a_conflict_is_told_by_what_becomes_of_the_task(records):

@@ -61,7 +61,7 @@ def receiver(monkeypatch):
 @pytest.fixture
 def box(receiver):
     """An outbox that keeps ten things."""
-    return Outbox("letters", receiver.send, receiver.hang_up, kept=10)
+    return Outbox("letters", receiver.send, receiver.hang_up, most=10)
 
 
 def test_what_is_put_in_is_sent_in_order_and_together(receiver):

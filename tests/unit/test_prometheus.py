@@ -358,7 +358,7 @@ FORKED = """
     import os, threading, time
     from celery_redlock.events.metrics import REPORTED
     from celery_redlock.observers import prometheus
-    from celery_redlock.observers.counting import counting
+    from celery_redlock.observers.prometheus import counting
 
     mutex = prometheus.FAMILIES[REPORTED]._family._lock
     begun, end = threading.Event(), threading.Event()

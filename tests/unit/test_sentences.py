@@ -11,7 +11,7 @@ from celery_redlock.observers import logging
 from celery_redlock.observers.records import record_of
 from celery_redlock.ops import listing
 from celery_redlock.ops.cli import tail
-from celery_redlock.ops.web.views import of_entry
+from celery_redlock.ops.web.answers import of_entry
 from celery_redlock.reading.journal_view import Entry
 from celery_redlock.reading.sentences import sentence, wording
 

@@ -9,10 +9,10 @@ import pytest
 from celery_redlock.lock.records import encode_info, holder_payload
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.waiting.waiting import HEARD_FOR, NO_CHANNEL, InLine, wait_request
-from celery_redlock.ops.listing import waiter_as_json
+from celery_redlock.ops.as_json import waiter_as_json
 from celery_redlock.reading.read_script import FEW, READ, arguments_of_read, read_stored
 from celery_redlock.reading.stored import views_of
-from celery_redlock.reading.waiters import noted_waiters, oldest_since, waiters_of
+from celery_redlock.reading.waiters import oldest_since, recorded_waiters, waiters_of
 from celery_redlock.testing.model import NodeModel
 from support.fakes import FakeClock
 
@@ -37,7 +37,7 @@ def of(letter, since, **more):
 
 def node(*pairs, now=SINCE + MINUTE):
     """Return who waits by what a node has, at a time by its clock."""
-    return noted_waiters([part for pair in pairs for part in pair], now)
+    return recorded_waiters([part for pair in pairs for part in pair], now)
 
 
 def ids(found):
@@ -221,7 +221,7 @@ def test_those_who_wait_are_read_with_the_lock(held):
     found = waiters_of(waited_for.waiters)
     assert ids(found) == ["id-b", "id-a", "id-c"]
     assert [it.since for it in found] == [SINCE, SINCE + 1, SINCE + 2]
-    assert (waited_for.noted, other.noted) == (3, 0)
+    assert (waited_for.recorded, other.recorded) == (3, 0)
     assert waiters_of(other.waiters) == []
     (view,) = views_of("a", {"node": waited_for})
     assert (view.waiting, view.waiting_since) == (3, SINCE)
@@ -233,7 +233,7 @@ def test_who_was_not_heard_of_for_long_does_not_count(held):
     held.clock.advance(HEARD_FOR - 2.0)
     wait(held, "b")
     (stored,) = read(held)
-    assert (stored.noted, ids(waiters_of(stored.waiters))) == (1, ["id-b"])
+    assert (stored.recorded, ids(waiters_of(stored.waiters))) == (1, ["id-b"])
     assert held.ask(b"HLEN", b"redlock:waiters:a") == 2
 
 
@@ -245,7 +245,7 @@ def test_of_very_many_the_oldest_are_read_and_all_counted(held):
     assert ids(waiters_of(one.waiters)) == ["id-0"]
     assert ids(waiters_of(some.waiters)) == ["id-0", "id-1", "id-2"]
     assert len(all_.waiters) == FEW + 1
-    assert one.noted == some.noted == all_.noted == FEW + 1
+    assert one.recorded == some.recorded == all_.recorded == FEW + 1
     (view,) = views_of("a", {"node": one})
     assert (view.waiting, view.waiting_since) == (FEW + 1, SINCE + 1)
 

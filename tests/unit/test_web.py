@@ -24,6 +24,7 @@ from celery_redlock.lock.records import shorten
 from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.web import command, reader
 from celery_redlock.ops.web.app import make_app
+from celery_redlock.ops.web.asked import Asked
 from celery_redlock.ops.web.chart import hold_chart, time_chart
 from celery_redlock.ops.web.format import moment, short, text, visible
 from celery_redlock.ops.web.guard import (
@@ -37,7 +38,7 @@ from celery_redlock.ops.web.guard import (
 )
 from celery_redlock.ops.web.reader import Cached, Page
 from celery_redlock.ops.web.releasing import LIFETIME
-from celery_redlock.ops.web.views import BLOCKERS, ENTRIES, Asked
+from celery_redlock.ops.web.views import BLOCKERS, ENTRIES
 from celery_redlock.ops.why import explained
 from celery_redlock.reading import all_locks
 from celery_redlock.reading import search as searching
@@ -50,7 +51,7 @@ from celery_redlock.reading.search import Found, Search, find_locks
 from celery_redlock.reading.stored import LockView, StoredLock
 from celery_redlock.reading.tally import CAUSES, TaskTally
 from celery_redlock.reading.tally_reader import Tallies
-from celery_redlock.reading.waiters import Noted, Waiter
+from celery_redlock.reading.waiters import RecordedWaiter, Waiter
 from celery_redlock.settings import Settings
 
 NODES = [f"redis://lock-{i}:6379/0" for i in range(1, 6)]
@@ -132,7 +133,7 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
         value = b"0123abcd" + b"e" * 32 + b'{"task": "orders.bill", "task_id": "id-7", "host": "w"}'
         is_held = name in [it.name for it in self.views]
         told = StoredLock(value, 12.0, 42) if is_held else StoredLock()
-        told = told._replace(waiters=self.waiters, noted=len(self.waiters))
+        told = told._replace(waiters=self.waiters, recorded=len(self.waiters))
         stored = {label: told for label in LABELS if label not in self.silent}
         places = Places(
             [OneLock(name, self.statuses, stored, number) for number in range(self.places)]
@@ -142,7 +143,12 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
     def lock(self, name):
         """Return who holds the lock."""
         views = [it for it in self.views if it.name == name]
-        return SimpleNamespace(views=views, reservations=self.reserved, silent=self.silent)
+        return SimpleNamespace(
+            views=views,
+            reservations=self.reserved,
+            silent=self.silent,
+            is_known=len(self.silent) <= len(LABELS) // 2,
+        )
 
     def release(self, name, seen):
         """Note what is asked for, and do it if the nodes would."""
@@ -1337,7 +1343,7 @@ def test_the_page_of_a_lock_says_who_holds_it(client, stand):
 def waits(letter, since):
     """Return one that waits."""
     waiter = Waiter("orders.bill", f"id-{letter}", "web-3", 7, since)
-    return Noted(letter.encode() * 32, time.time(), waiter)
+    return RecordedWaiter(letter.encode() * 32, time.time(), waiter)
 
 
 def test_the_page_of_a_lock_says_who_waits_for_it(client, stand):

@@ -8,7 +8,7 @@ import pytest
 from celery import Celery, beat
 
 from celery_redlock import DuplicateTask, LockTaken, QuorumUnavailable, RedlockTask
-from celery_redlock.ops.doctor.check_cluster import votes
+from celery_redlock.ops.doctor.check_cluster import no_quorum
 from celery_redlock.ops.doctor.facts import Facts, NodeFacts
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.quorum import Quorum
@@ -111,7 +111,7 @@ def test_the_doctor_names_bootstrap_first_where_all_nodes_are_new(monkeypatch, q
     nodes = [
         NodeFacts(node=it, problem=problem, state="enrolled", quarantine=quarantine) for it in "abc"
     ]
-    (finding,) = [it for it in votes(Facts(settings=settings, nodes=nodes)) if it]
+    (finding,) = [it for it in no_quorum(Facts(settings=settings, nodes=nodes)) if it]
     assert ("celery -A shop redlock bootstrap" in finding.fix) is named
     assert named or "'celery -A shop redlock status'" in finding.fix
 

@@ -8,15 +8,9 @@ from itertools import islice
 
 import click
 
+from celery_redlock.ops.as_json import lock_as_json
 from celery_redlock.ops.cli.command import UNWELL, operator_command, settings_at_hand
-from celery_redlock.ops.listing import (
-    LOCK_COLOURS,
-    LOCK_HEAD,
-    LOCK_SPARE,
-    lock_as_json,
-    lock_row,
-    show_nodes,
-)
+from celery_redlock.ops.listing import LOCK_COLOURS, LOCK_HEAD, LOCK_SPARE, lock_row, show_nodes
 from celery_redlock.ops.screen import is_terminal
 from celery_redlock.ops.text import one_line, show_json, show_table
 from celery_redlock.reading.all_locks import AllLocks
@@ -81,15 +75,7 @@ def bootstrap_command(*, yes: bool, force: bool, as_json: bool) -> int:
 
 
 def refuse(locks: Sequence[LockView], silent: Sequence[str], nodes: int, *, as_json: bool) -> None:
-    """
-    End the command without having changed anything.
-
-    Args:
-        locks: That somebody holds.
-        silent: Nodes that could not be read.
-        nodes: How many there are.
-        as_json: Whether to print JSON.
-    """
+    """End the command without a change: there are *locks*, or *silent* nodes."""
     if as_json:
         plain = [lock_as_json(lock, nodes) for lock in locks]
         show_json({"refused": True, "live_locks": plain, "down": list(silent)})

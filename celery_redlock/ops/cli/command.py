@@ -1,4 +1,4 @@
-"""What all commands have in common: the app and its settings, ``--json``, exit codes."""
+"""Common parts of all commands: the app and its settings, ``--json``, exit codes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,6 @@ __all__ = [
 UNWELL = 1
 #: Exit code when the app's settings are invalid; click's own for wrong usage, too.
 MISCONFIGURED = 2
-#: How Celery calls the app that it makes when ``-A`` is missing.
-NO_APP = "default"
 
 
 class SettingsError(click.ClickException):
@@ -45,12 +43,11 @@ class SettingsError(click.ClickException):
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
-    """Text that can be encoded; what is none in argv comes as lone surrogates."""
+    """Text that can be encoded; other bytes in argv come as lone surrogates."""
 
     name = "text"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> str:
-        """Return *value*, or say that it is no text."""
         if not is_text(value):
             self.fail("it is no text in the encoding of this terminal", param, ctx)
         if not value:  # an unset variable, and no lock has such a name
@@ -67,11 +64,8 @@ def operator_command(
     """
     Make a command, with ``--json``, of a function that returns its exit code.
 
-    Args:
-        short_help: What it is for, in a line.
-        epilog: Examples, and what is in its JSON.
-        only_prints: Whether it may end when nobody reads its output any more (``| head``). Else it
-            does its work, and keeps its exit code.
+    One that *only_prints* ends when nobody reads its output any more (``| head``). Any other does
+    its work, and keeps its exit code.
     """
 
     def command(function: Callable[..., int]) -> click.Command:
@@ -108,13 +102,11 @@ class PatientStdout:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write *text*; returns how much of it was taken."""
         with contextlib.suppress(BrokenPipeError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Have it read, if anybody reads it."""
         try:
             self._stream.flush()
         except BrokenPipeError:
@@ -122,28 +114,25 @@ class PatientStdout:
 
 
 def to_nowhere(stream: Any) -> None:
-    """Have what is still to be written to *stream* read by nobody; Python would complain of it."""
+    """Discard what is still to be written to *stream*; Python would complain of it."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def app_at_hand() -> Any:
-    """Return the app that ``celery -A`` has named."""
     return click.get_current_context().obj.app
 
 
 def settings_at_hand() -> Settings:
-    """Return the settings of the app at hand; raises ConfigurationError."""
     return settings_of(app_at_hand())
 
 
 def settings_of(app: Any) -> Settings:
-    """Return the settings of *app*; raises ConfigurationError."""
     try:
         settings = plugin_for(app).settings
     except ConfigurationError as error:
-        if app.main != NO_APP:
+        if app.main != "default":  # as of the app that Celery makes when -A is missing
             raise
         msg = f"{error}. No app was named: celery -A APP redlock ..."
         raise ConfigurationError(msg) from None

@@ -1,4 +1,4 @@
-"""``redlock doctor``: is anything set up wrongly?"""
+"""``redlock doctor``: look for what is set up wrongly."""
 
 from __future__ import annotations
 
@@ -75,7 +75,6 @@ def doctor(*, as_json: bool) -> int:
 
 
 def show_finding(finding: Finding) -> None:
-    """Print one finding."""
     where = f"  {one_line(finding.where)}" if finding.where else ""
     click.echo(f"{colour(finding.level, STYLES[finding.level])}  {finding.code}{where}")
     for text in (finding.what, f"Fix: {finding.fix}"):

@@ -2,7 +2,7 @@
 The group ``redlock`` of the ``celery`` command, and where its commands are.
 
 Every start of ``celery``, of a worker too, imports this; a command's own module is imported
-when somebody wants that command.
+when that command is used.
 """
 
 from __future__ import annotations
@@ -61,14 +61,12 @@ Completion of commands and options, as of any program made with click:
 
 
 class Group(DYMGroup):  # type: ignore[misc]  # comes without types, with Celery
-    """A group whose commands are imported when they are wanted."""
+    """A group whose commands are imported when they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
-        """Return the names of the commands, in the order in which one needs them."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Return the command of this name."""
         where = COMMANDS.get(cmd_name)
         return symbol_by_name(where) if where else None
 

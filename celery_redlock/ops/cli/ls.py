@@ -1,4 +1,4 @@
-"""``redlock ls``: who holds which lock, however many there are."""
+"""``redlock ls``: the live locks and their holders, however many there are."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import click
 
 from celery_redlock.lock.lease import quorum
+from celery_redlock.ops.as_json import lock_as_json, reserved_as_json
 from celery_redlock.ops.cli.command import UNWELL, operator_command, settings_at_hand
 from celery_redlock.ops.cli.watch import WATCH, watch
 from celery_redlock.ops.listing import (
@@ -19,11 +20,9 @@ from celery_redlock.ops.listing import (
     LOCK_HEAD,
     LOCK_SPARE,
     RESERVATION_HEAD,
-    lock_as_json,
     lock_row,
     note_silent,
     reservation_row,
-    reserved_as_json,
 )
 from celery_redlock.ops.screen import Progress, Stop, is_terminal, stop_on_interrupt
 from celery_redlock.ops.text import Columns, in_json, one_line, show_table
@@ -71,28 +70,14 @@ pid, since, running, ended, left, merged, token, votes[], reserved (by a majorit
 
 
 class Listed(NamedTuple):
-    """
-    A kind of what is listed.
-
-    Attributes:
-        key: In JSON.
-        source: Goes through all.
-        head: Of the table.
-        row: Returns the cells of one on some of so many nodes.
-        as_json: Likewise, for JSON.
-        none: Says that there are none.
-        unknown: Says what cannot be told without a majority.
-        need: Tells which ones come first where not all are listed.
-    """
-
-    key: str
-    source: type[Everywhere[Any]]
-    head: tuple[str, ...]
-    row: Callable[[Any, int], tuple[str, ...]]
-    as_json: Callable[[Any, int], dict[str, Any]]
-    none: str
-    unknown: str
-    need: Callable[[Any], Any]
+    key: str  # in JSON
+    source: type[Everywhere[Any]]  # goes through all
+    head: tuple[str, ...]  # of the table
+    row: Callable[[Any, int], tuple[str, ...]]  # returns the cells of one on some of so many nodes
+    as_json: Callable[[Any, int], dict[str, Any]]  # likewise, for JSON
+    none: str  # what there is none of
+    unknown: str  # what cannot be told without a majority
+    need: Callable[[Any], Any]  # tells which ones come first where not all are listed
 
 
 LOCKS = Listed(
@@ -156,7 +141,6 @@ def ls(
 
 
 def none_of(settings: Settings, kind: Listed, pattern: str | None, longest: float) -> str:
-    """Return that none was found, and of how many if only some were looked for."""
     count, least = count_of(settings, kind, "", longest) if pattern else (0, "")
     if not count:
         return f"No {kind.none}."
@@ -165,7 +149,6 @@ def none_of(settings: Settings, kind: Listed, pattern: str | None, longest: floa
 
 
 def note_reserved(settings: Settings, pattern: str | None, longest: float) -> None:
-    """Say on stderr that there are names reserved, which keep calls from being published."""
     count, least = count_of(settings, RESERVED, pattern or "", longest)
     if count:
         names = counted(count, "name")
@@ -184,18 +167,11 @@ def count_of(settings: Settings, kind: Listed, pattern: str, longest: float) -> 
 
 
 def is_quorate(source: Everywhere[Any], total: int) -> bool:
-    """Return whether a majority of so many nodes votes, and could be read for *source*."""
     return total - len({*source.silent, *source.voteless}) >= quorum(total)
 
 
 class Found:
-    """
-    What is listed until there is no more, enough, or the user wants no more.
-
-    Attributes:
-        source: Where it comes from.
-        is_complete: Whether it was all.
-    """
+    """What is listed until there is no more, enough, or the user stops it."""
 
     def __init__(
         self,
@@ -227,7 +203,7 @@ class Found:
 
 
 def print_json(found: Found, kind: Listed, total: int) -> None:
-    """Print one JSON document, one of a *kind* per line, and end it properly whatever comes."""
+    """Print one JSON document, an item per line, and end it properly whatever happens."""
     progress = Progress(f"{kind.key} read", is_wanted=not is_terminal(sys.stdout))
     click.echo(f'{{"{kind.key}": [', nl=False)
     for count, one in enumerate(found):
@@ -241,15 +217,7 @@ def print_json(found: Found, kind: Listed, total: int) -> None:
 
 
 def print_text(found: Found, kind: Listed, total: int, none_found: Callable[[], str]) -> None:
-    """
-    Print a sorted table of a few, or of many the first ones and then one by one.
-
-    Args:
-        found: What there is.
-        kind: Of that.
-        total: How many nodes there are.
-        none_found: Says so, where there is nothing.
-    """
+    """Print a sorted table of a few; of many the first ones, and then one by one."""
     progress, coming = Progress(f"{kind.key} read"), iter(found)
     first = []
     for one in islice(coming, SORTED):

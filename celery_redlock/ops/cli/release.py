@@ -1,4 +1,4 @@
-"""``redlock release``: take a lock away from the holder that an operator has seen."""
+"""``redlock release``: release a lock of the holder that an operator has seen."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import PUBLIC_TOKEN_LENGTH, Keys
 from celery_redlock.lock.scripts.votes import Verdict
+from celery_redlock.ops.as_json import holder_as_json, reserved_as_json
 from celery_redlock.ops.cli.command import (
     TEXT,
     UNWELL,
@@ -23,12 +24,7 @@ from celery_redlock.ops.cli.command import (
     operator_command,
     settings_at_hand,
 )
-from celery_redlock.ops.listing import (
-    holder_as_json,
-    left,
-    reservation_in_words,
-    reserved_as_json,
-)
+from celery_redlock.ops.listing import left, reservation_in_words
 from celery_redlock.ops.loading import load_tasks
 from celery_redlock.ops.screen import is_terminal
 from celery_redlock.ops.text import LONGEST, one_line, show_json
@@ -86,11 +82,8 @@ REASONS = {
 
 
 class Token(Text):
-    """The public part of a token."""
-
     # Click has called it with *param* alone before 8.2.
     def get_missing_message(self, param: Any, ctx: Any = None) -> str:  # noqa: ARG002
-        """Say where to find it."""
         return "'redlock ls' shows it."
 
 
@@ -126,7 +119,7 @@ def release(*, names: tuple[str, ...], tokens: tuple[str, ...], yes: bool, as_js
         raise click.UsageError(msg)
     if not (yes or is_terminal(sys.stdin)):
         raise click.UsageError("There is no terminal to ask on: add --yes.")
-    with contextlib.suppress(ConfigurationError):  # one that cannot be loaded is in nobody's way
+    with contextlib.suppress(ConfigurationError):  # an app that cannot be loaded blocks nobody
         load_tasks(app)
     limits = dict.fromkeys(names, most_places(app))
     places = read_places(settings.nodes, settings.rules, limits)
@@ -140,7 +133,7 @@ def release(*, names: tuple[str, ...], tokens: tuple[str, ...], yes: bool, as_js
 
 
 def seen_in(places: Sequence[OneLock], tokens: Sequence[str]) -> tuple[OneLock, str]:
-    """Return which of *places* somebody has with which of *tokens*; else the first of each."""
+    """Return a place that somebody has with one of *tokens*, and it; else the first of each."""
     pairs = ((place, token) for place in places for token in tokens)
     found = (pair for pair in pairs if seen_with(*pair) is not None)
     return next(found, (places[0], tokens[0]))
@@ -149,7 +142,6 @@ def seen_in(places: Sequence[OneLock], tokens: Sequence[str]) -> tuple[OneLock, 
 def release_one(
     settings: Settings, lock: OneLock, token: str, *, yes: bool, as_json: bool
 ) -> dict[str, Any]:
-    """Release one lock, and say so; return what ``--json`` shows."""
     name, seen, results = lock.stored_name, seen_with(lock, token), dict[str, str]()
     if seen is None:
         reason = why_not(lock)
@@ -189,8 +181,7 @@ def seen_with(lock: OneLock, token: str) -> LockView | ReservationView | None:
 
 
 def why_not(lock: OneLock) -> str:
-    """Return why there is nothing to release, as ``--json`` says it."""
-    if len(lock.stored) < quorum(len(lock.nodes)):
+    if not lock.is_known:
         return "unavailable"
     if not lock.views and lock.reservations:
         return "reserved by another"
@@ -200,7 +191,6 @@ def why_not(lock: OneLock) -> str:
 
 
 def outcome(results: Mapping[str, str], seen: LockView | ReservationView) -> str:
-    """Return what happened to what *seen* had, as ``--json`` says it."""
     answers = results.values()
     gone = [node for node, result in results.items() if result in GONE]
     if len(gone) < quorum(len(results)):
@@ -213,7 +203,6 @@ def outcome(results: Mapping[str, str], seen: LockView | ReservationView) -> str
 
 
 def show_seen(name: str, seen: LockView | ReservationView, nodes: int, *, err: bool) -> None:
-    """Say who has the lock or its name, and what releasing it means."""
     if isinstance(seen, ReservationView):
         whose = reservation_in_words(seen.reservation)
         click.echo(f"Name {one_line(name, LONGEST)!r} is reserved by {whose};", err=err)

@@ -1,4 +1,4 @@
-"""``redlock report``: what tasks did, what was or would have been refused, and what to set."""
+"""Report of what tasks did and of what to set: ``redlock report``."""
 
 from __future__ import annotations
 
@@ -49,7 +49,6 @@ class Length(click.ParamType):  # type: ignore[type-arg]  # generic since click 
     name = "time"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        """Return *value* in seconds, or say that it is none."""
         found = re.fullmatch(r"([0-9]{1,6})([mhd])", str(value))
         if isinstance(value, float):
             return value
@@ -92,7 +91,6 @@ def report(*, since: float, task: str | None, as_json: bool) -> int:
 
 
 def show(found: Report) -> None:
-    """Print *found* in plain words."""
     if not found.tasks:
         if found.is_complete:
             click.echo("Nothing was counted: no task took a lock, or none of this name.")
@@ -107,7 +105,6 @@ def show(found: Report) -> None:
 
 
 def row(task: TaskReport) -> tuple[str, ...]:
-    """Return *task* in cells under `HEAD`."""
     holds, refused = task.tally.holds, sum(task.refusals.values())
     times = (holds.quantile(0.5), holds.quantile(0.99), holds.longest, holds.ttl)
     lengths = [duration(it) if holds.count and it else "" for it in times]
@@ -116,7 +113,6 @@ def row(task: TaskReport) -> tuple[str, ...]:
 
 
 def show_task(task: TaskReport) -> None:
-    """Print why a task was refused, and what to set."""
     click.echo(f"\n{one_line(task.name, LONGEST)}")
     for cause, count in task.refusals.items():
         reported = task.tally.reported.get(cause, 0)
@@ -138,7 +134,6 @@ def show_task(task: TaskReport) -> None:
 
 
 def say(text: str, indent: int = 2) -> None:
-    """Print *text*, wrapped."""
     click.echo(paragraph(text, " " * indent, " " * (indent + 2)))
 
 
@@ -146,7 +141,6 @@ def say(text: str, indent: int = 2) -> None:
 
 
 def as_plain(found: Report) -> dict[str, Any]:
-    """Return *found* as plain JSON values."""
     return {
         "since": found.since,
         "first": found.first or None,
@@ -158,7 +152,6 @@ def as_plain(found: Report) -> dict[str, Any]:
 
 
 def task_as_plain(task: TaskReport) -> dict[str, Any]:
-    """Return the report of one task as plain JSON values."""
     tally = task.tally
     return {
         "task": task.name,
@@ -177,7 +170,6 @@ def task_as_plain(task: TaskReport) -> dict[str, Any]:
 
 
 def holds_as_plain(holds: Holds) -> Mapping[str, float]:
-    """Return how long locks were held, in seconds."""
     return {
         "count": holds.count,
         "mean": holds.total / holds.count if holds.count else 0.0,

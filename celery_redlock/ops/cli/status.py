@@ -1,4 +1,4 @@
-"""``redlock status``: how each lock node is."""
+"""``redlock status``: state of each lock node."""
 
 from __future__ import annotations
 
@@ -66,7 +66,6 @@ def status(*, is_watched: bool, as_json: bool) -> int:
 
 
 def as_plain(quorum: Quorum) -> dict[str, Any]:
-    """Return *quorum* as plain JSON values."""
     nodes = [{field: getattr(node, field) for field in NODE} for node in quorum.nodes]
     counted = {"voting": quorum.voting, "needed": quorum.needed}
     return {"quorum": quorum.mark != "bad", **counted, "nodes": nodes}

@@ -1,4 +1,4 @@
-"""``redlock tail``: what is skipped, rescheduled, lost, as it happens."""
+"""``redlock tail``: events of the journal, as they happen."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def tail(
 
 
 def has_reader() -> bool:
-    """Return whether somebody may read what is printed: without news no write would tell."""
+    """Return whether somebody may read the output: without news no write would tell."""
     if sys.stdout is None or not hasattr(select, "poll"):
         return True
     poll = select.poll()
@@ -110,6 +110,5 @@ def has_reader() -> bool:
 
 
 def show(record: dict[str, Any], *, as_json: bool) -> None:
-    """Print a record as one line, of JSON or in plain words."""
     text = in_json(record) if as_json else colour(line(record), COLOURS[wording(record).mark])
     click.echo(text)

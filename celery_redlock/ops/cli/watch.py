@@ -1,4 +1,4 @@
-"""``--watch``: what a command prints, drawn again each second."""
+"""``--watch``: draw the output of a command again each second."""
 
 from __future__ import annotations
 
@@ -31,16 +31,7 @@ WATCH = click.option(
 
 
 def watch(look: Callable[[Stop], object], *, as_json: bool) -> int:
-    """
-    Draw what *look* prints again and again until somebody ends it; return the exit code.
-
-    Args:
-        look: Prints how everything is now, unless the end is wanted.
-        as_json: Whether JSON is asked for, too.
-
-    Raises:
-        UsageError: It cannot be drawn, or not as JSON.
-    """
+    """Draw what *look* prints again and again until somebody ends it; raises UsageError."""
     if as_json:
         msg = "--watch draws for people; --json prints once, for a script"
         raise click.UsageError(msg)
@@ -69,15 +60,13 @@ def watch(look: Callable[[Stop], object], *, as_json: bool) -> int:
 
 
 class Page(io.StringIO):
-    """A text that is written as if to a terminal: as wide as that is, and in its colours."""
+    """Output that is written as if to a terminal: as wide, and in its colours."""
 
     def isatty(self) -> bool:
-        """Return that it ends on a terminal."""
         return True
 
 
 def printed(look: Callable[[], object]) -> tuple[str, str]:
-    """Return what *look* writes to stdout and stderr."""
     page, notes = Page(), io.StringIO()
     with contextlib.redirect_stdout(page), contextlib.redirect_stderr(notes):
         look()
@@ -85,7 +74,6 @@ def printed(look: Callable[[], object]) -> tuple[str, str]:
 
 
 def fitted(console: Console, page: str, notes: str) -> Text:
-    """Return *page* with *notes* and the time beneath it; of a longer page the first lines."""
     from rich.text import Text  # noqa: PLC0415  an extra
 
     lines = [*Text.from_ansi(page).wrap(console, console.width)]

@@ -1,15 +1,15 @@
-"""``redlock why``: who holds the lock of a call, and what would happen to another one."""
+"""``redlock why``: the holder of a call's lock, and what another call would meet."""
 
 from __future__ import annotations
 
 import shlex
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
 from celery_redlock.lock.scripts.votes import Verdict
+from celery_redlock.ops.as_json import explanation_as_json, node_as_json
 from celery_redlock.ops.cli.command import (
     TEXT,
     UNWELL,
@@ -23,24 +23,19 @@ from celery_redlock.ops.listing import (
     LOCK_HEAD,
     LOCK_SPARE,
     STATES,
-    holder_as_json,
     left,
     line,
     lock_row,
-    reservation_as_json,
     reservation_in_words,
-    scalar,
     since_in_words,
-    waiter_as_json,
 )
 from celery_redlock.ops.loading import load_tasks
 from celery_redlock.ops.screen import COLOURS, colour
-from celery_redlock.ops.text import LONGEST, one_line, show_json, show_table
+from celery_redlock.ops.text import LONGEST, one_line, scalar, show_json, show_table
 from celery_redlock.ops.why import Explanation, explain, find_task, limits_in_call, most_places
-from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.one_lock import OneLock
 from celery_redlock.reading.places import Places
-from celery_redlock.reading.stored import LockView, StoredLock, StoredReservation
+from celery_redlock.reading.stored import LockView, StoredReservation
 from celery_redlock.words import counted, who
 
 __all__ = ["why"]
@@ -103,14 +98,13 @@ def why(*, call: tuple[str, ...], name: str | None, headers: tuple[str, ...], as
         limits = {name: most_places(app)}
     found = explain(app, settings, limits, task)
     if as_json:
-        show_json(as_plain(found))
+        show_json(explanation_as_json(found))
     else:
         show(found)
     return 0 if found.state == "free" else UNWELL
 
 
 def headers_in(given: Sequence[str]) -> dict[str, str]:
-    """Return the headers in options like ``tenant=acme``."""
     pairs = [one.partition("=") for one in given]
     if not all(name and sign for name, sign, _ in pairs):
         raise click.UsageError("--header needs NAME=VALUE, like --header tenant=acme")
@@ -121,7 +115,6 @@ def headers_in(given: Sequence[str]) -> dict[str, str]:
 
 
 def show(found: Explanation) -> None:
-    """Print *found* in plain words."""
     words, mark = found.headline
     of = f" of task {found.task}" if found.task else ""
     named = ", ".join(repr(one_line(name, LONGEST)) for name in found.places.names)
@@ -149,7 +142,6 @@ def show(found: Explanation) -> None:
 
 
 def result_of(seen: StoredReservation, found: Explanation) -> str:
-    """Return what the result backend says of the task that has the name reserved, if it ended."""
     state = found.results.get(str(seen.info.get("task_id")))
     if state is None or seen.has_run or seen.is_window:
         return ""
@@ -157,7 +149,6 @@ def result_of(seen: StoredReservation, found: Explanation) -> str:
 
 
 def without_task(found: Explanation) -> str:
-    """Return what another call would meet, as far as the lock name alone says."""
     if found.places.verdict is Verdict.GRANTED:
         return GETS_IT
     option, meets = "on_unavailable", "finds no quorum"
@@ -177,7 +168,6 @@ def without_task(found: Explanation) -> str:
 
 
 def show_holder(view: LockView, found: Explanation) -> None:
-    """Print who has the lock on some nodes."""
     votes = f"on {len(view.stored_on)} of {len(found.lock.nodes)} nodes"
     if view.is_foreign:
         click.echo(f"  Something else than celery-redlock has written its key, {votes}.")
@@ -207,7 +197,6 @@ def show_holder(view: LockView, found: Explanation) -> None:
 
 
 def show_places(places: Places) -> None:
-    """Print who has each of *places*."""
     rows: list[tuple[str, ...]] = []
     for place in places.all:
         name, nodes = one_line(place.stored_name, LONGEST), len(place.nodes)
@@ -218,7 +207,6 @@ def show_places(places: Places) -> None:
 
 
 def show_waiters(places: Places) -> None:
-    """Print who waits, the oldest first; nothing if nobody does."""
     waiters = places.waiters
     if not waiters:
         return
@@ -236,10 +224,9 @@ def show_waiters(places: Places) -> None:
 
 
 def show_nodes(lock: OneLock) -> None:
-    """Print what each node has."""
     rows = []
     for node in lock.nodes:
-        plain = node_as_plain(node, lock)
+        plain = node_as_json(node, lock)
         token = "" if node.state in ("down", "unfit") else "free"
         rest = ""
         if plain["ttl"] != 0.0:
@@ -248,76 +235,3 @@ def show_nodes(lock: OneLock) -> None:
             (node.node, node.state, token, rest, str(plain["fence"] or ""), one_line(node.problem))
         )
     show_table(("NODE", "STATE", "TOKEN", "TTL LEFT", "FENCE", "PROBLEM"), rows, STATES)
-
-
-# --- as JSON ------------------------------------------------------------------------------
-
-
-def as_plain(found: Explanation) -> dict[str, Any]:
-    """Return *found* as plain JSON values."""
-    holder = found.holder
-    return {
-        "lock": found.lock.name,
-        "task": found.task or None,
-        "state": found.state,
-        "holder": None if holder is None else holder_as_plain(holder),
-        "others": [holder_as_plain(each) for each in found.lock.views if each != holder],
-        "nodes": [node_as_plain(node, found.lock) for node in found.lock.nodes],
-        "another_call": {
-            "meets": found.places.verdict.value,
-            "publish": found.publish,
-            "run": found.run or None,
-        },
-        "queued": reservation_with_result(found.lock.queued, found),
-        "next": reservation_with_result(found.lock.next, found),
-        "waiting": found.places.waiting,
-        "waiting_since": next((it.since for it in found.places.waiters), None),
-        "waiters": [waiter_as_json(it) for it in found.places.waiters],
-        "places": [place_as_plain(place) for place in found.places.all],
-        "workers": [{"worker": name, "has_it": has} for name, has in found.workers.items()],
-        "recent": list(found.recent),
-    }
-
-
-def reservation_with_result(
-    seen: StoredReservation | None, found: Explanation
-) -> dict[str, Any] | None:
-    """Return who has the name reserved, with the state of its result if it has ended."""
-    plain = reservation_as_json(seen)
-    return plain and {**plain, "result": found.results.get(str(plain["task_id"]))}
-
-
-def place_as_plain(place: OneLock) -> dict[str, Any]:
-    """Return who has a place as plain JSON values."""
-    holder = place.holder
-    return {
-        "lock": place.stored_name,
-        "name": place.name,
-        "place": place.number,
-        "state": place.state,
-        "holder": None if holder is None else holder_as_plain(holder),
-    }
-
-
-def holder_as_plain(view: LockView) -> dict[str, Any]:
-    """Return a holder as plain JSON values."""
-    return {
-        **holder_as_json(view),
-        "fence": view.fence or None,
-        "renewals": scalar(view.holder.get("renewals", 0)),
-        "margin": scalar(view.holder.get("margin")),
-        "foreign": view.is_foreign,
-    }
-
-
-def node_as_plain(node: NodeStatus, lock: OneLock) -> dict[str, Any]:
-    """Return what a node has as plain JSON values."""
-    stored = lock.stored.get(node.node, StoredLock())
-    return {
-        "node": node.node,
-        "state": node.state,
-        "token": stored.holder.get("token"),
-        "ttl": 0.0 if stored.value is None else stored.ttl,
-        "fence": stored.fence or None,
-        "problem": node.problem,
-    }

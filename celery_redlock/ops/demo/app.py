@@ -38,7 +38,6 @@ protected: type[Task[..., Any]] = RedlockTask if with_locks else Task
 
 
 def use(servers: Mapping[str, Any]) -> None:
-    """Have the app use the servers of a scene."""
     app.conf.update(
         broker_url=servers["broker"],
         broker_transport_options={"visibility_timeout": VISIBILITY},
@@ -61,26 +60,19 @@ if scene:
 
 @dataclass(frozen=True)
 class Run:
-    """
-    One run of the task's body; moments are of `time.monotonic` [s].
-
-    Attributes:
-        over: When it was; None while it runs.
-        renewals: How often its lock had been renewed by then.
-    """
+    """One run of the task's body; moments are of `time.monotonic` [s]."""
 
     task: str
     pid: int
     invoice: int
     started: float
     fence: int | None
-    over: float | None = None
+    over: float | None = None  # None while it runs
     is_killed: bool = False
-    renewals: int = 0
+    renewals: int = 0  # how often its lock had been renewed by then
 
     @property
     def lasted(self) -> float:
-        """How long it took, or takes up to now [s]."""
         return (self.over or time.monotonic()) - self.started
 
 
@@ -101,13 +93,12 @@ def bill(self: Any, invoice: int, seconds: float) -> str:
 
 
 def write(run: Run) -> None:
-    """Add how *run* is to the record."""
     with Path(scene["record"]).open("ab", buffering=0) as record:
         record.write(json.dumps(asdict(run)).encode() + b"\n")
 
 
 def read_runs(record: Path, killed: Mapping[int, float]) -> list[Run]:
-    """Return the runs in *record*, by start; *killed*: the processes that were, and when."""
+    """Return the runs in *record*, by start; *killed*: process -> when it was."""
     runs: dict[tuple[int, float], Run] = {}
     # What stands behind the last newline is being written at this moment.
     for line in record.read_bytes().split(b"\n")[:-1] if record.exists() else ():
@@ -119,8 +110,6 @@ def read_runs(record: Path, killed: Mapping[int, float]) -> list[Run]:
 
 
 def overlapping(runs: Sequence[Run]) -> int:
-    """Return how many of *runs* started while another run of the same invoice was not over."""
-
     def was_running(other: Run, run: Run) -> bool:
         began = other.invoice == run.invoice and other.started < run.started
         return began and (other.over is None or other.over > run.started)

@@ -64,17 +64,14 @@ class Tally:
 
     @property
     def running(self) -> int:
-        """How many bodies run at this moment."""
         return sum(run.over is None for run in self.runs)
 
     @property
     def ended(self) -> list[Run]:
-        """The bodies that have come to their end."""
         return [run for run in self.runs if run.over is not None and not run.is_killed]
 
     @property
     def words(self) -> str:
-        """All of that in one line."""
         done = len({run.invoice for run in self.ended})
         counts = {
             "running": self.running,
@@ -89,15 +86,6 @@ class Tally:
 
 
 class Stage:
-    """
-    The servers, the worker, and what is known of them.
-
-    Attributes:
-        nodes: The lock servers.
-        sent: Ids of the tasks that were ordered. (An AsyncResult would call the broker when it is
-            thrown away, which may be when there is no broker any more.)
-    """
-
     def __init__(
         self, stop: Stop, nodes: Sequence[Server], broker: Server, folder: Path, *, with_locks: bool
     ) -> None:
@@ -120,17 +108,14 @@ class Stage:
         bootstrap(urls, self.rules)
 
     def order(self, invoices: Sequence[int], seconds: float) -> list[str]:
-        """Order the billing of *invoices*; one takes so many *seconds*. Returns the task ids."""
         orders = [demo_app.bill.delay(invoice, seconds).id for invoice in invoices]
         self.sent += orders
         return orders
 
     def runs(self) -> list[Run]:
-        """Return all runs, by start."""
         return read_runs(self._record, self._killed)
 
     def tally(self, orders: Sequence[str]) -> Tally:
-        """Return the outcome of *orders*."""
         answers = [demo_app.app.backend.get_task_meta(order) for order in orders]
         ready = [answer for answer in answers if answer["status"] in states.READY_STATES]
         results = [answer["result"] for answer in ready]
@@ -142,14 +127,13 @@ class Stage:
         )
 
     def unacknowledged(self) -> int:
-        """Return how many messages the broker would deliver again if the worker died now."""
         with redis.Redis.from_url(self._broker.url) as client:
             return int(client.hlen("unacked"))
 
     def wait(
         self, until: Callable[[], bool], longest: float, line: Callable[[], str] = str
     ) -> bool:
-        """Show *line* until something is so, and return whether it is; raises Stopped, Broken."""
+        """Show *line* until it is so, and return whether it is; raises Stopped, Broken."""
         deadline = time.monotonic() + longest
         progress = Progress("...")
         try:
@@ -168,7 +152,6 @@ class Stage:
     def watch(
         self, orders: Sequence[str], until: Callable[[Tally], bool], longest: float = PATIENCE
     ) -> Tally:
-        """Wait until the outcome of *orders* is as it should be, and return it."""
         tally = self.tally(orders)
 
         def is_so() -> bool:
@@ -180,11 +163,9 @@ class Stage:
         return tally
 
     def finish(self, orders: Sequence[str]) -> Tally:
-        """Wait until all *orders* have ended, and return their outcome."""
         return self.watch(orders, lambda tally: not (tally.open or tally.running))
 
     def start_worker(self) -> None:
-        """Start a worker and wait until it is ready; raises Broken and Stopped."""
         self._workers += 1
         name = f"worker-{self._workers}@demo"
         own = {
@@ -213,12 +194,10 @@ class Stage:
 
     @property
     def log_end(self) -> str:
-        """The last that the workers wrote."""
         lines = self._log.read_text(errors="replace").splitlines()
         return "\n".join(["The end of the worker's log:", *lines[-LOG_LINES:]])
 
     def end_worker(self) -> None:
-        """End it and its children with SIGKILL; doing so again is no error."""
         worker, self._worker = self._worker, None
         if worker is None:
             return
@@ -232,19 +211,16 @@ class Stage:
         reaper.watch(str(self._folder), None, folder=self._folder)
 
     def kill_process_of(self, run: Run) -> None:
-        """End the worker's child that is in the middle of *run*."""
         os.kill(run.pid, signal.SIGKILL)
         self._killed[run.pid] = time.monotonic()
 
 
 def happened(text: str) -> None:
-    """Print something that the demo did or that came about."""
     click.echo(f"   - {text}")
 
 
 @contextlib.contextmanager
 def staged(stop: Stop, *, with_locks: bool) -> Iterator[Stage]:
-    """Set the stage for the body of a ``with``, and leave nothing behind; raises Broken."""
     with contextlib.ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="redlock-demo-"))
         # Gone after the `with`, and even if this process is killed.

@@ -1,9 +1,8 @@
 """
-The story of the demo, chapter by chapter. Each makes a claim, and looks whether it holds.
+The story of the demo, chapter by chapter. Each makes a claim, and checks it.
 
-What is claimed is computed from what the task bodies wrote down (`app`) and from the results that
-Celery stored, never from what the library says of itself. Without locks what is looked for is the
-same.
+A claim is computed from what the task bodies wrote down (`app`) and from the results that Celery
+stored, never from what the library says of itself. It is the same without locks.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ def run(stop: Stop, *, without_locks: bool = False) -> int:
     """
     Run the demo and return its exit code.
 
-    That is 0 if every claim was seen to hold, 1 if one was not or something broke, 128 and the
-    number of the signal if somebody asked for the end.
+    That is 0 if every claim was true, 1 if one was not or something broke, 128 and the number of
+    the signal if somebody asked for the end.
     """
     began = time.monotonic()
     click.echo(INTRODUCTION)
@@ -80,7 +79,7 @@ def run(stop: Stop, *, without_locks: bool = False) -> int:
 
 
 def _claim(what: str, expected: str, seen: str, *, holds: bool | None = None) -> bool:
-    """Print and return whether a claim holds; by default, whether just what is expected is seen."""
+    """Print and return whether a claim is true; by default, whether *expected* is *seen*."""
     if holds is None:
         holds = expected == seen
     mark = colour("true ", "green") if holds else colour("FALSE", "red")

@@ -1,8 +1,9 @@
 """
-What may be set up wrongly: facts are gathered once, and pure functions find what is amiss.
+The doctor: facts are gathered once, and pure functions find what is set up wrongly.
 
-`facts` is what is known; `diagnosis` has it gathered, of nodes by `nodes`, and has findings made of
-it by `check_cluster`, `check_nodes` and `check_tasks`.
+`facts` is what is known; `diagnosis` gathers it, of nodes by `nodes`, and makes findings of it by
+`check_cluster`, `check_nodes`, `check_votes` and `check_tasks`. A check is named after the code of
+the finding that it makes.
 """
 
 from __future__ import annotations
@@ -18,19 +19,8 @@ LEVELS = (ERROR, WARNING, NOTE)
 
 @dataclass(frozen=True)
 class Finding:
-    """
-    One thing that is not as it should be.
-
-    Attributes:
-        level: One of `LEVELS`.
-        code: Its name for scripts; does not change.
-        where: A node, a task, a setting, or "" for all of it.
-        what: What was found, and why it matters.
-        fix: What to do about it.
-    """
-
-    level: str
-    code: str
-    where: str
-    what: str
-    fix: str
+    level: str  # one of `LEVELS`
+    code: str  # its name for scripts; does not change
+    where: str  # a node, a task, a setting, or "" for all of it
+    what: str  # what was found, and why it matters
+    fix: str  # what to do about it

@@ -11,34 +11,39 @@ from celery_redlock.words import redlock_command, votes_needed
 
 __all__ = ["check_cluster"]
 
+MORE_NODES = "Set redlock_nodes to three or five independent servers."
+
 
 def check_cluster(facts: Facts) -> Iterator[Finding]:
-    """Yield what is amiss with all of it."""
     for where, problem in facts.problems.items():
         yield Finding(ERROR, where, "", problem, "As it says.")
-    yield from number_of_nodes(facts)
-    yield from passwords(facts)
+    yield from fallback_node(facts)
+    yield from single_node(facts)
+    yield from password_in_url(facts)
     yield from same_server(facts)
-    yield from votes(facts)
-    yield from clocks(facts)
-    yield from parser(facts)
+    yield from no_quorum(facts)
+    yield from clock_spread(facts)
+    yield from no_hiredis(facts)
 
 
-def number_of_nodes(facts: Facts) -> Iterator[Finding]:
-    """Yield that the failure of one server stops all locks."""
-    fix = "Set redlock_nodes to three or five independent servers."
+def fallback_node(facts: Facts) -> Iterator[Finding]:
+    """Yield that locks are kept on the Redis that the app has for something else."""
     if facts.settings.is_fallback:
         what = (
             "redlock_nodes is not set: locks are kept on the one Redis that is the result backend "
             "or broker. They survive no failure of it."
         )
-        yield Finding(WARNING, "fallback-node", "redlock_nodes", what, fix)
-    elif len(facts.nodes) == 1:
+        yield Finding(WARNING, "fallback-node", "redlock_nodes", what, MORE_NODES)
+
+
+def single_node(facts: Facts) -> Iterator[Finding]:
+    """Yield that the failure of one server stops all locks."""
+    if len(facts.nodes) == 1 and not facts.settings.is_fallback:
         what = "There is one lock node. Locks survive no failure of it."
-        yield Finding(WARNING, "single-node", "redlock_nodes", what, fix)
+        yield Finding(WARNING, "single-node", "redlock_nodes", what, MORE_NODES)
 
 
-def passwords(facts: Facts) -> Iterator[Finding]:
+def password_in_url(facts: Facts) -> Iterator[Finding]:
     """Yield that anybody who asks Celery for its settings sees passwords of nodes."""
     if facts.shown_passwords:
         what = (
@@ -65,7 +70,7 @@ def same_server(facts: Facts) -> Iterator[Finding]:
             seen[run_id] = node.node
 
 
-def votes(facts: Facts) -> Iterator[Finding]:
+def no_quorum(facts: Facts) -> Iterator[Finding]:
     """Yield that no lock can be taken now."""
     voting, needed = sum(1 for node in facts.nodes if node.votes), quorum(len(facts.nodes))
     if voting < needed:
@@ -80,7 +85,7 @@ def votes(facts: Facts) -> Iterator[Finding]:
         yield Finding(ERROR, "no-quorum", "", what, fix)
 
 
-def clocks(facts: Facts) -> Iterator[Finding]:
+def clock_spread(facts: Facts) -> Iterator[Finding]:
     """Yield that the nodes' clocks are apart."""
     known = [(n.clock_offset, n.node) for n in facts.nodes if n.clock_offset is not None]
     if not known:
@@ -96,7 +101,7 @@ def clocks(facts: Facts) -> Iterator[Finding]:
         yield Finding(ERROR, "clock-spread", "", what, fix)
 
 
-def parser(facts: Facts) -> Iterator[Finding]:
+def no_hiredis(facts: Facts) -> Iterator[Finding]:
     """Yield that replies are read slowly."""
     if not facts.has_hiredis:
         what = "hiredis is not installed here; redis-py reads replies more slowly without."

@@ -25,24 +25,23 @@ NAMED = 5
 
 
 def check_tasks(facts: Facts) -> Iterator[Finding]:
-    """Yield what is amiss with each task, and with all of them."""
     for task in facts.tasks:
         if task.options is None:
             yield Finding(ERROR, "task-options", task.name, task.problem, "As it says.")
             continue
-        yield from retries(task, task.options)
-        yield from patience(task, task.options)
-        yield from memory(facts, task, task.options)
-        yield from unlocked(task, task.options)
-    yield from holds(facts)
-    yield from losses(facts)
-    yield from eager(facts)
-    yield from asleep(facts)
-    yield from fills_worker(facts)
-    yield from late_interrupts(facts)
+        yield from retry_without_retries(task, task.options)
+        yield from wait_over_time_limit(task, task.options)
+        yield from dedup_too_short(facts, task, task.options)
+        yield from runs_unlocked(task, task.options)
+    yield from holds_outlast_ttl(facts)
+    yield from leases_lost(facts)
+    yield from always_eager(facts)
+    yield from queue_not_woken(facts)
+    yield from queue_fills_worker(facts)
+    yield from late_interrupt(facts)
 
 
-def retries(task: TaskFacts, options: LockOptions) -> Iterator[Finding]:
+def retry_without_retries(task: TaskFacts, options: LockOptions) -> Iterator[Finding]:
     """Yield that a policy retries a task which must not be retried."""
     for option in ("on_conflict", "on_unavailable"):
         if isinstance(getattr(options, option), Retry) and task.max_retries == 0:
@@ -51,7 +50,7 @@ def retries(task: TaskFacts, options: LockOptions) -> Iterator[Finding]:
             yield Finding(WARNING, "retry-without-retries", task.name, what, fix)
 
 
-def patience(task: TaskFacts, options: LockOptions) -> Iterator[Finding]:
+def wait_over_time_limit(task: TaskFacts, options: LockOptions) -> Iterator[Finding]:
     """Yield that a task may be killed while it waits for its lock."""
     if task.time_limit is not None and options.wait >= task.time_limit:
         what = (
@@ -62,7 +61,7 @@ def patience(task: TaskFacts, options: LockOptions) -> Iterator[Finding]:
         yield Finding(WARNING, "wait-over-time-limit", task.name, what, fix)
 
 
-def memory(facts: Facts, task: TaskFacts, options: LockOptions) -> Iterator[Finding]:
+def dedup_too_short(facts: Facts, task: TaskFacts, options: LockOptions) -> Iterator[Finding]:
     """Yield that a late copy of a message would run again."""
     timeout = facts.visibility_timeout
     if timeout is not None and task.acks_late and options.dedup_ttl < timeout:
@@ -74,7 +73,7 @@ def memory(facts: Facts, task: TaskFacts, options: LockOptions) -> Iterator[Find
         yield Finding(WARNING, "dedup-too-short", task.name, what, fix)
 
 
-def unlocked(task: TaskFacts, options: LockOptions) -> Iterator[Finding]:
+def runs_unlocked(task: TaskFacts, options: LockOptions) -> Iterator[Finding]:
     """Yield that a task chose to run without a lock."""
     if isinstance(options.on_unavailable, RunUnlocked):
         what = "on_unavailable is 'run_unlocked': without a quorum, two may run at once."
@@ -82,7 +81,7 @@ def unlocked(task: TaskFacts, options: LockOptions) -> Iterator[Finding]:
         yield Finding(NOTE, "runs-unlocked", task.name, what, fix)
 
 
-def holds(facts: Facts) -> Iterator[Finding]:
+def holds_outlast_ttl(facts: Facts) -> Iterator[Finding]:
     """
     Yield that locks are held for longer than their TTL, as the tally says.
 
@@ -112,7 +111,7 @@ def holds(facts: Facts) -> Iterator[Finding]:
         yield Finding(level, "holds-outlast-ttl", name, what, fix)
 
 
-def losses(facts: Facts) -> Iterator[Finding]:
+def leases_lost(facts: Facts) -> Iterator[Finding]:
     """Yield that locks were lost lately, as the journal says."""
     lost: dict[str, list[float]] = {}
     forgotten: Counter[str] = Counter()
@@ -141,7 +140,7 @@ def losses(facts: Facts) -> Iterator[Finding]:
         yield Finding(WARNING, "leases-lost", name, what, fix)
 
 
-def eager(facts: Facts) -> Iterator[Finding]:
+def always_eager(facts: Facts) -> Iterator[Finding]:
     """Yield that nothing can come later."""
     later = [task.name for task in facts.tasks if comes_later(task)]
     if facts.is_eager and later:
@@ -153,7 +152,7 @@ def eager(facts: Facts) -> Iterator[Finding]:
         yield Finding(WARNING, "always-eager", "task_always_eager", what, fix)
 
 
-def asleep(facts: Facts) -> Iterator[Finding]:
+def queue_not_woken(facts: Facts) -> Iterator[Finding]:
     """Yield that nothing wakes tasks that wait for their locks."""
     waiting = tasks_that_queue(facts)
     if not waiting:
@@ -176,7 +175,7 @@ def asleep(facts: Facts) -> Iterator[Finding]:
         yield Finding(WARNING, "queue-not-woken", where, what, fix)
 
 
-def fills_worker(facts: Facts) -> Iterator[Finding]:
+def queue_fills_worker(facts: Facts) -> Iterator[Finding]:
     """Yield that tasks that wait for their locks may keep a worker from all others."""
     limit, waiting = facts.eta_task_limit, tasks_that_queue(facts, UNCOUNTED)
     if limit is None or not waiting or facts.delays_in_broker:
@@ -204,18 +203,16 @@ def tasks_that_queue(facts: Facts, many: int = 0) -> list[str]:
 
 
 def names(tasks: Sequence[str]) -> str:
-    """Return some of the names of *tasks*."""
     return f"{', '.join(tasks[:NAMED])}{', ...' if len(tasks) > NAMED else ''}"
 
 
 def comes_later(task: TaskFacts) -> bool:
-    """Return whether a policy may reschedule the task."""
     options = task.options
     policies = (options.on_conflict, options.on_unavailable) if options else ()
     return any(isinstance(policy, (Retry, Reschedule, Queue)) for policy in policies)
 
 
-def late_interrupts(facts: Facts) -> Iterator[Finding]:
+def late_interrupt(facts: Facts) -> Iterator[Finding]:
     """Yield that a body may hear late of a lost lock."""
     aborting = [t.name for t in facts.tasks if t.options is not None and t.options.aborts_on_loss]
     if facts.pool in LATE_POOLS and aborting:

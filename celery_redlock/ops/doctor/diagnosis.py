@@ -1,4 +1,4 @@
-"""All of the doctor: gather the facts of an app, and make findings of them."""
+"""The doctor from start to end: gather the facts of an app, and make findings of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ __all__ = ["findings", "gather"]
 
 
 def findings(facts: Facts) -> list[Finding]:
-    """Return what is amiss, the worst first."""
     checks = (check_cluster, check_nodes, check_tasks)
     found = [finding for check in checks for finding in check(facts)]
     return sorted(found, key=lambda finding: LEVELS.index(finding.level))
@@ -47,12 +46,9 @@ def findings(facts: Facts) -> list[Finding]:
 
 def gather(app: Any, settings: Settings, tell: Callable[[int], None]) -> Facts:
     """
-    Return all that is known; raises AppError if the app could not be loaded.
+    Return all that is known; raises AppError if the app cannot be loaded.
 
-    Args:
-        app: The app.
-        settings: Of it.
-        tell: Called from time to time with how many keys have been looked at.
+    *tell* is called from time to time with how many keys have been looked at.
     """
     problems: dict[str, str] = {}
     try:
@@ -98,7 +94,7 @@ def load_the_rest(app: Any) -> None:
     """
     Have *app* register the tasks that come after one with invalid options.
 
-    That one is reported; findings about the others are not to wait until it is fixed.
+    That one is reported; findings about the others must not wait until it is fixed.
     """
     while app._pending:  # noqa: SLF001  Celery has no other way to go on
         with contextlib.suppress(Exception):
@@ -106,7 +102,6 @@ def load_the_rest(app: Any) -> None:
 
 
 def tasks_of(app: Any) -> list[TaskFacts]:
-    """Return the facts of all tasks that take locks, by their names."""
     logger = get_logger("celery_redlock")
     before = logger.level
     logger.setLevel(logging.CRITICAL + 1)  # findings will tell it
@@ -117,7 +112,6 @@ def tasks_of(app: Any) -> list[TaskFacts]:
 
 
 def task_facts(app: Any, name: str, task: Any) -> TaskFacts:
-    """Return the facts of one task."""
     try:
         task.check_lock()
         options, problem = lock_of(task).options, ""
@@ -138,7 +132,7 @@ def task_facts(app: Any, name: str, task: Any) -> TaskFacts:
 
 
 def is_delayed_in_broker(app: Any) -> bool:
-    """Return whether the broker holds back what is to come later; False if that is not known."""
+    """Return whether the broker itself delays messages; False if that is not known."""
     try:
         return delays_in_broker(app)
     except Exception:  # noqa: BLE001  kombu knows no such broker; a worker would not start either
@@ -149,7 +143,6 @@ def is_delayed_in_broker(app: Any) -> bool:
 
 
 def other(role: str, url: Any) -> Iterator[OtherServer]:
-    """Yield the Redis at *url* that the app has in this *role*, if it is one."""
     found, run_id = redis_of(url), ""
     if found is None:
         return

@@ -1,9 +1,9 @@
 """
-Gathers the facts of the lock nodes, on connections of its own.
+Facts of the lock nodes, gathered on connections of the doctor's own.
 
-Writes to a key with a random name, to see what it may do, and deletes it again; and what any
-client does that meets a restarted node: it puts it into quarantine. Else it only reads, and goes
-through the keys page by page.
+It writes to a key with a random name, to see what it may do, and deletes it again; and it does what
+any client does that meets a restarted node: it puts it into quarantine. Else it only reads, and
+goes through the keys page by page.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from celery_redlock.reading.journal import journal_key
 from celery_redlock.reading.leaks import leaked_pages
 from celery_redlock.reading.nodes import (
     ask_all,
-    check_writes,
     connected,
     enrolment,
+    write_of,
 )
 from celery_redlock.reading.several_servers import several_servers
 
@@ -101,10 +101,7 @@ def gather_nodes(
     """
     Return the facts of each of *nodes*, in their order; all are asked at once.
 
-    Args:
-        nodes: As the setting ``redlock_nodes``.
-        rules: As all clients have them.
-        tell: Called from time to time with how many keys have been looked at on one of them.
+    *tell* is called from time to time with how many keys have been looked at on one of them.
     """
     addresses = addresses_of(nodes)
     fingerprint = rules.fingerprint(address.label for address in addresses)
@@ -131,12 +128,7 @@ class Visit:
     """
     One node, asked one thing after the other.
 
-    Attributes:
-        connection: To it.
-        rules: Of the cluster.
-        tell: As of `gather_nodes`.
-        denied: As in `NodeFacts`, and so are `denied_to_wake` and `denied_to_tools`; a command may
-            be there repeatedly.
+    The lists are as in `NodeFacts`; a command may be there repeatedly.
     """
 
     connection: AbstractConnection
@@ -147,7 +139,6 @@ class Visit:
     denied_to_tools: list[str] = field(default_factory=list)
 
     def facts(self, fingerprint: str) -> dict[str, Any]:
-        """Return the fields of `NodeFacts`; raises redis-py's errors if it ceases to answer."""
         info = read_info(self.ask(self.denied, "INFO") or b"")
         found: dict[str, Any] = {"info": info, **self.clock()}
         with contextlib.suppress(Unfit):
@@ -156,14 +147,14 @@ class Visit:
             found["refuses_writes"] = self.why_no_writes()
             if self.try_commands():
                 if not self.denied:
-                    found |= self.standing(info["run_id"], fingerprint)
+                    found |= self.enrolment(info["run_id"], fingerprint)
                 found |= self.leaks()
         found["denied"] = list(dict.fromkeys(self.denied))
         found["denied_to_tools"] = list(dict.fromkeys(self.denied_to_tools))
         return found
 
     def ask(self, denied: list[str], *command: Any) -> Any:
-        """Return the reply; None, and note it in *denied*, if this user must not ask that."""
+        """Return the reply; None, and a record in *denied*, if this user must not ask that."""
         try:
             return exchange(self.connection, command)[0]
         except ResponseError as error:
@@ -185,7 +176,6 @@ class Visit:
         return {"latencies": [took for took, _ in samples], "clock_offset": min(samples)[1]}
 
     def config(self) -> dict[str, str] | None:
-        """Return what matters of the configuration; None if the node does not tell us."""
         config = {}
         for name in CONFIG:
             reply = self.ask([], "CONFIG", "GET", name)
@@ -197,14 +187,14 @@ class Visit:
     def why_no_writes(self) -> str:
         """Return what the node says to a write; "" if it takes it, or if this user must not."""
         try:
-            check_writes(self.connection, self.rules)
-        except Unfit as error:
-            return "" if DENIED.search(str(error)) else one_line(error)
+            exchange(self.connection, write_of(self.rules))
+        except ResponseError as error:
+            return "" if DENIED.search(str(error)) else one_line(f"takes no writes: {error}")
         self.ask([], "DEL", probe_key(self.rules.prefix))
         return ""
 
     def try_commands(self) -> bool:
-        """Try all commands, and note which are denied; return whether scripts can be loaded."""
+        """Try all commands; return whether scripts can be loaded."""
         journal = journal_key(self.rules.prefix).decode()
         self.ask(self.denied_to_tools, "XREVRANGE", journal, "+", "-", "COUNT", "1")
         self.ask(self.denied_to_tools, "XRANGE", journal, "-", "+", "COUNT", "1")
@@ -225,11 +215,9 @@ class Visit:
         return True
 
     def try_to_listen(self) -> None:
-        """Ask to hear that a lock is free, and note it if that is denied."""
         self.ask(self.denied_to_wake, "SUBSCRIBE", channel(self.rules.prefix, "doctor"))
 
-    def standing(self, run_id: str, fingerprint: str) -> dict[str, Any]:
-        """Return whether the node is enrolled, and may vote."""
+    def enrolment(self, run_id: str, fingerprint: str) -> dict[str, Any]:
         try:
             state, left = enrolment(self.connection, self.rules, run_id, fingerprint)
         except Unfit:
@@ -239,8 +227,6 @@ class Visit:
         return {"state": state, "quarantine": left}
 
     def leaks(self) -> dict[str, Any]:
-        """Return how many keys of ours never expire, and the names of some."""
-
         def ask(command: str, *arguments: Any) -> Any:
             # That PTTL is forbidden was found before; EVAL need not be.
             denied = self.denied_to_tools if command == "SCAN" else []

@@ -1,4 +1,4 @@
-"""The Flask app of the page: what is served where, and to whom."""
+"""The Flask app of the page: what it serves under which address."""
 
 from __future__ import annotations
 
@@ -9,19 +9,12 @@ from typing import Any
 from flask import Flask, Response, make_response, render_template, request
 from werkzeug.exceptions import HTTPException
 
+from celery_redlock.ops.web.asked import EVENTS, TIMES, Asked
 from celery_redlock.ops.web.format import FILTERS, linked, text
 from celery_redlock.ops.web.guard import Door, guard
 from celery_redlock.ops.web.reader import Reader
 from celery_redlock.ops.web.releasing import Desk
-from celery_redlock.ops.web.views import (
-    EVENTS,
-    TIMES,
-    Asked,
-    lock_page,
-    main_page,
-    report_page,
-    task_page,
-)
+from celery_redlock.ops.web.views import lock_page, main_page, report_page, task_page
 from celery_redlock.reading.quorum import MARKS, MEANINGS
 from celery_redlock.reading.sentences import sentence, wording
 from celery_redlock.settings import Settings
@@ -54,15 +47,6 @@ ERRORS = {401: "Who are you?", 429: "Not so fast"}
 
 
 def make_app(title: str, settings: Settings, reader: Reader, door: Door) -> Flask:
-    """
-    Return the page as a WSGI app.
-
-    Args:
-        title: Name of the Celery app.
-        settings: Of the app.
-        reader: Where readings come from.
-        door: To whom it is served.
-    """
     app = Flask(__package__ or __name__)
     app.config.update(CONFIG)
     key = app.secret_key = secrets.token_bytes(32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,7 +22,7 @@ BOUNDS = HOLD_BOUNDS[FIRST : -PER_DECADE // 2 : STEP]
 
 @dataclass(frozen=True)
 class Bar:
-    """One class of what is counted: its name, what stands below its end if anything, how many."""
+    """One class of what is counted; *label* stands below its end."""
 
     name: str
     label: str
@@ -31,31 +31,19 @@ class Bar:
 
 @dataclass(frozen=True)
 class Chart:
-    """
-    Bars.
-
-    Attributes:
-        bars: One for each class.
-        line_at: Where a line is drawn across them, in bars from the left; None for nowhere.
-        line: What the line is.
-    """
-
     bars: Sequence[Bar]
-    line_at: float | None = None
-    line: str = ""
+    line_at: float | None = None  # where a line crosses them, in bars from the left
+    line: str = ""  # what the line is
 
     @property
     def most(self) -> int:
-        """How many the highest bar counts."""
         return max(bar.count for bar in self.bars)
 
     def __str__(self) -> str:
-        """Return all of it in words, for those who do not see it."""
         return "; ".join(f"{it.name}: {it.count}" for it in self.bars if it.count) or "nothing"
 
 
 def hold_chart(holds: Holds) -> Chart:
-    """Return what to draw for the hold times of one task."""
     bounds = [f"{rounded(it)} s" if it >= 1 else f"{rounded(it * 1000)} ms" for it in BOUNDS]
     between = (f"{lower} to {upper}" for lower, upper in pairwise(bounds))
     names = [f"up to {bounds[0]}", *between, f"over {bounds[-1]}"]
@@ -63,31 +51,24 @@ def hold_chart(holds: Holds) -> Chart:
     # The classes up to the first bound, then those up to each further one, and the last.
     edges = [0, *range(FIRST + 1, len(HOLD_BOUNDS), STEP), len(holds.counts)]
     counts = [sum(holds.counts[begin:end]) for begin, end in pairwise(edges)]
-    drawn = bars(names, [*labels, ""], counts)
+    drawn = list(map(Bar, names, [*labels, ""], counts))
     return Chart(drawn, place_of(holds.ttl) if holds.ttl else None, f"lease {seconds(holds.ttl)}")
 
 
 def rounded(value: float) -> str:
-    """Return *value* with two digits that count."""
     return f"{float(f'{value:.2g}'):g}"
 
 
 def time_chart(counts: Sequence[int], length: float) -> Chart:
-    """Return what to draw for *counts* over the last *length* [s]."""
     parts = len(counts)
     ago = [f"{duration((parts - i) * length / parts)} ago" for i in range(parts)]
     ends = [*ago[1:], "now"]
     labels = [end if (i + 1) % (parts // 4) == 0 else "" for i, end in enumerate(ends)]
-    return Chart(bars(ago, labels, counts))
-
-
-def bars(names: Iterable[str], labels: Iterable[str], counts: Iterable[int]) -> list[Bar]:
-    """Return a bar for each class."""
-    return [Bar(*it) for it in zip(names, labels, counts, strict=True)]
+    return Chart(list(map(Bar, ago, labels, counts)))
 
 
 def place_of(length: float) -> float:
-    """Return where a hold of *length* [s] stands, in bars from the left, within its by share."""
+    """Return where a hold of *length* [s] is, in bars from the left."""
     index = bisect_left(BOUNDS, length)
     if index == len(BOUNDS):
         return index + 0.5

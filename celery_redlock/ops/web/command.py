@@ -1,4 +1,4 @@
-"""``celery -A APP redlock web``: serves the page until it is told to end."""
+"""``celery -A APP redlock web``: serve the page."""
 
 from __future__ import annotations
 
@@ -81,19 +81,13 @@ def web_command(context: click.Context, *, host: str, port: int, names: tuple[st
 
 
 def check_extra() -> None:
-    """Raise ClickException unless what the page needs is installed."""
     if any(importlib.util.find_spec(name) is None for name in ("flask", "waitress")):
         msg = "the web page needs Flask and Waitress: pip install 'celery-redlock[web]'"
         raise click.ClickException(msg)
 
 
 def door_for(settings: Settings, host: str, names: tuple[str, ...]) -> Door:
-    """
-    Return to whom the page may be served on *host*.
-
-    Raises:
-        ConfigurationError: Others could reach it, and there is no token.
-    """
+    """Return the door of *host*; raises ConfigurationError if others reach it without a token."""
     from celery_redlock.ops.web.guard import (  # noqa: PLC0415  an extra
         Door,
         configured_token,
@@ -117,7 +111,6 @@ def door_for(settings: Settings, host: str, names: tuple[str, ...]) -> Door:
 
 
 def serve(celery: Any, settings: Settings, door: Door, port: int) -> None:
-    """Serve the page until the process is interrupted; raises ClickException if it cannot."""
     from celery_redlock.ops.web.app import make_app  # noqa: PLC0415  an extra
     from celery_redlock.ops.web.reader import Reader  # noqa: PLC0415
     from celery_redlock.ops.web.serving import make_server  # noqa: PLC0415
@@ -140,7 +133,6 @@ def serve(celery: Any, settings: Settings, door: Door, port: int) -> None:
 
 
 def url_of(server: Any, door: Door) -> str:
-    """Return where *server* can be found."""
     # A host name with several addresses has a server of servers, which tells them all.
     listens = getattr(server, "effective_listen", None) or [(door.host, server.effective_port)]
     host = f"[{door.host}]" if ":" in door.host else door.host
@@ -148,7 +140,6 @@ def url_of(server: Any, door: Door) -> str:
 
 
 def mode(door: Door) -> str:
-    """Return in words what may be done on the page."""
     if door.token is None:
         return "Read only: without a token (REDLOCK_WEB_TOKEN) no lock can be released."
     who = "Reading is free on this machine, releasing" if door.is_private else "Everything"

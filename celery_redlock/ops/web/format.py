@@ -1,5 +1,5 @@
 """
-How what others wrote is shown: harmless, bounded, readable, and with links. What templates use.
+Filters for templates: foreign text made harmless, bounded and readable, and with links.
 
 Names, hosts and reasons come from the nodes, so anybody who may write there chose them. A
 template escapes them for HTML; here they are kept from garbling the page by other means.
@@ -45,7 +45,6 @@ def visible(text: str) -> str:
 
 
 def escaped(code: int) -> str:
-    """Return the character of this number as its number."""
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"  # noqa: PLR2004
 
 
@@ -64,7 +63,6 @@ def text(value: Any, longest: int = SHORT) -> str:
 
 
 def number(value: Any) -> float | None:
-    """Return *value* if it is a number that can be a time or a count, None if not."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if 0 <= value <= LATEST else None
@@ -79,7 +77,7 @@ def seconds(value: Any) -> str:
 
 
 def moment(value: Any) -> Moment | None:
-    """Return the time *value* [s, Unix time] as seen from now; None for what is none."""
+    """Return the time *value* [s, Unix time]; None for what is none."""
     at = number(value)
     if at is None:
         return None
@@ -89,7 +87,6 @@ def moment(value: Any) -> Moment | None:
 
 
 def short(count: int) -> str:
-    """Return *count* in so few characters that it fits over a bar of a chart."""
     for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
         if count >= size:
             return f"{count / size:.2g}{unit}" if count < 10 * size else f"{count // size}{unit}"
@@ -121,7 +118,7 @@ def linked(sentence: str, record: Mapping[str, Any]) -> Markup:
 
 
 def pages_of(record: Mapping[str, Any]) -> dict[str, str]:
-    """Return what of *record* has a page, as it stands in a sentence, and the page's address."""
+    """Return what of *record* has a page: text in a sentence -> address."""
     holder = record.get("holder")
     found: dict[str, str] = {}
     for it in (record, holder if isinstance(holder, dict) else {}):
@@ -135,5 +132,4 @@ def pages_of(record: Mapping[str, Any]) -> dict[str, str]:
 
 
 def is_name(value: Any) -> bool:
-    """Return whether *value* can be looked for."""
     return isinstance(value, str) and bool(value.strip())

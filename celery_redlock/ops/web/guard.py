@@ -1,5 +1,5 @@
 """
-Who may ask for a page, and what a browser may do with it.
+Protection of the page: who may ask for it, and what a browser may do with it.
 
 Loopback alone is no protection: every page in the operator's browser can send requests there.
 So the name of the host is checked (a foreign name that points at us, "DNS rebinding"), what
@@ -68,9 +68,6 @@ class Attempts:
 
     Nobody sleeps here, so guessing costs no thread; who comes too early is told to wait. The
     addresses remembered are bounded, and so is the wait.
-
-    Args:
-        now: The clock [s].
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -106,12 +103,11 @@ class Attempts:
 
 
 def digest(token: str) -> bytes:
-    """Return a digest of *token*, which may be no text."""
+    """Return a digest of *token*, which may have lone surrogates."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
 def pause_after(count: int) -> float:
-    """Return how long to wait after so many wrong tokens [s]."""
     return 0.0 if count < FREE else float(min(LONGEST, 2 ** min(count - FREE, 10)))
 
 
@@ -125,19 +121,9 @@ def network_of(address: str) -> str:
 
 @dataclass(frozen=True)
 class Door:
-    """
-    Where the page is served, and to whom.
-
-    Attributes:
-        host: Where it listens.
-        names: Other names by which it may be called.
-        token: The operator's; None if there is none.
-        attempts: To guess it.
-    """
-
-    host: str = "127.0.0.1"
-    names: tuple[str, ...] = ()
-    token: str | None = None
+    host: str = "127.0.0.1"  # where it listens
+    names: tuple[str, ...] = ()  # other names under which it may be asked for
+    token: str | None = None  # the operator's; None if there is none
     attempts: Attempts = field(default_factory=Attempts)
 
     @property
@@ -157,8 +143,6 @@ class Door:
 
 
 def guard(app: Flask, door: Door) -> None:
-    """Have *app* let in only whom *door* admits, and put our headers on every response."""
-
     @app.before_request
     def admit() -> None:
         if not door.admits(request.headers.get("Host")):
@@ -174,7 +158,6 @@ def guard(app: Flask, door: Door) -> None:
             ask_for(door.token)
 
     def ask_for(token: str) -> None:
-        """Let the request pass if *token* is its password."""
         given = request.authorization
         if given is not None and given.type == "basic" and given.password is not None:
             if door.attempts.is_right(request.remote_addr or "", given.password, token):
@@ -224,7 +207,6 @@ def plain(host: str) -> str:
 
 
 def address_in(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the IP address that *host* is, None for a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -232,7 +214,6 @@ def address_in(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether *host* is this machine and cannot be reached from others."""
     name = plain(host)
     address = address_in(name)
     return name == "localhost" or (address is not None and address.is_loopback)
@@ -240,12 +221,9 @@ def is_loopback(host: str) -> bool:
 
 def configured_token(settings: Settings, environ: Mapping[str, str]) -> str | None:
     """
-    Return the token that is configured, None for none; does not repeat it in errors.
+    Return the token that is configured, None for none; raises ConfigurationError for a short one.
 
     None is made up here: a token that nobody chose would have to be printed.
-
-    Raises:
-        ConfigurationError: It is too short.
     """
     given = environ.get(ENVIRONMENT) or None
     if given is not None and len(given) < SHORTEST_WEB_TOKEN:

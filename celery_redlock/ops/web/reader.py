@@ -1,9 +1,9 @@
 """
-What is read from the nodes for the page: the only place here that asks them anything.
+Readings of the nodes for the page: the only place here that asks them anything.
 
-What was read is kept for a moment, so that many pages cost the nodes no more than one. It is read
-in threads. Whoever asks waits for that, but not for long, and gets an older reading if there is
-any: no page hangs because a node does.
+A reading is cached for a moment, so that many pages cost the nodes no more than one. It is made in
+a thread. A page waits for that, but not for long, and gets an older reading if there is any: no
+page hangs because a node does.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import contextlib
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.advice import DAY
@@ -37,7 +37,7 @@ from celery_redlock.reading.search import (
     name_pattern,
     together,
 )
-from celery_redlock.reading.stored import LockView, ReservationView
+from celery_redlock.reading.stored import ReservationView
 from celery_redlock.reading.tally_reader import Tallies, TallyReader
 
 __all__ = ["PATIENCE", "Cached", "Page", "Reader"]
@@ -58,17 +58,10 @@ RECORDS = RESERVATIONS = 2000
 
 class Cached(Generic[T]):
     """
-    One thing that is read again and again, by one thread at a time.
+    One thing that is read again and again, by one thread of *threads* at a time.
 
-    Args:
-        read: Returns what there is; may be slow. What it raises is logged, and the older reading
-            stays.
-        threads: Where it runs.
-        now: The clock [s].
-
-    Attributes:
-        value: What was read last; None if nothing was.
-        at: When that was complete [s, monotonic].
+    What *read* raises is logged, and the older reading stays. *at* is when the *value* was complete
+    [s, monotonic]; None is the value before the first.
     """
 
     def __init__(
@@ -109,49 +102,27 @@ class Cached(Generic[T]):
 
 @dataclass(frozen=True)
 class Page:
-    """
-    All that a page is made of; None for what could not be read in time.
-
-    Attributes:
-        nodes: How each node is.
-        found: The locks that match the search.
-        records: The journal: what happened, oldest first.
-        tallies: What tasks did in the last day.
-        age: Of the oldest of these readings [s].
-        reserved: Names that are reserved at publish, and no lock is held for.
-    """
-
     nodes: list[NodeStatus] | None
-    found: Found | None
-    records: Sequence[dict[str, Any]] | None
-    tallies: Tallies | None
-    age: float
+    found: Found | None  # the locks that match the search
+    records: Sequence[dict[str, Any]] | None  # of the journal, oldest first
+    tallies: Tallies | None  # what tasks did in the last day
+    age: float  # of the oldest of these readings [s]
+    #: Names that are reserved at publish, and no lock is held for
     reserved: Sequence[ReservationView] = ()
 
     def matching(self, search: Search) -> list[dict[str, Any]]:
-        """Return the records of what happened that fit *search*, oldest first."""
         return list(filter(search.has_record, self.records or ()))
 
     @property
     def begin(self) -> Any:
-        """When the oldest record was written; None if there is none."""
         return self.records[0].get("at") if self.records else None
 
 
 class Reader:
-    """
-    Reads the lock nodes for all pages.
-
-    Args:
-        nodes: As the setting ``redlock_nodes``.
-        rules: As all clients have them.
-        app: Knows the tasks; None: nobody says what would happen to another call.
-    """
-
     def __init__(self, nodes: Sequence[Any], rules: Rules, app: Any = None) -> None:
         self._nodes = nodes
         self._rules = rules
-        self._app = app
+        self.app = app
         # A thread for each of these, so that none keeps another waiting, and no search any.
         self._threads = ThreadPoolExecutor(5, "redlock-web")
         self._statuses = Cached(lambda: node_statuses(nodes, rules), self._threads)
@@ -164,7 +135,7 @@ class Reader:
         self._mutex = threading.Lock()
 
     def page(self, search: Search) -> Page:
-        """Return what a page with *search* shows; takes no longer than `PATIENCE`, about."""
+        """Return what a page with *search* shows, within about `PATIENCE`."""
         (nodes, found, records, tallies, reserved), age = waited_for(
             self._statuses, self._found(search), self._journal, self._tallies, self._reserved
         )
@@ -175,30 +146,23 @@ class Reader:
         (tallies,), age = waited_for(self._tallies)
         return tallies, age
 
-    @property
-    def app(self) -> Any:
-        """What knows the tasks; None if nobody does."""
-        return self._app
-
     def explain(self, name: str, search: Search) -> tuple[Explanation | None, float]:
         """
         Return what is known of the lock *name*, None if it was not read, and its age [s].
 
-        Of what happened to it, what fits *search*.
+        Of its records those that fit *search*.
         """
-        limits = {name: most_places(self._app)}
+        limits = {name: most_places(self.app)}
         seen = self._searched(name, lambda: read_places(self._nodes, self._rules, limits))
         (places, records), age = waited_for(seen, self._journal)
         if places is None or records is None:
             return None, age
-        return explained(self._app, places, filter(search.has_record, records)), age
+        return explained(self.app, places, filter(search.has_record, records)), age
 
     def lock(self, name: str) -> OneLock:
-        """Return what the nodes have of the lock *name* at this moment."""
         return read_lock(self._nodes, self._rules, name)
 
     def release(self, name: str, seen: str) -> dict[str, str]:
-        """Release what `celery_redlock.reading.release.release_seen` would."""
         answers = release_seen(self._nodes, self._rules, name, seen)
         with self._mutex:  # a reading under way may have begun before
             self._all = Cached(lambda: self._find(Search()), self._threads)
@@ -207,14 +171,12 @@ class Reader:
         return answers
 
     def close(self) -> None:
-        """Begin no further reading."""
         for threads in (self._threads, self._scanners):
             threads.shutdown(wait=False, cancel_futures=True)
 
     def _read_reserved(self) -> list[ReservationView]:
         found = AllReservations(self._nodes, self._rules, longest=LONGEST)
-        in_pages = cast("Generator[ReservationView, None, None]", iter(found))
-        with contextlib.closing(in_pages) as views:
+        with contextlib.closing(iter(found)) as views:
             return list(islice(views, RESERVATIONS))
 
     def _found(self, search: Search) -> Cached[Found]:
@@ -224,7 +186,6 @@ class Reader:
         return self._searched(of_locks, lambda: self._find(of_locks))
 
     def _searched(self, what: Search | str, read: Callable[[], Any]) -> Cached[Any]:
-        """Return what is read for *what*, a search or the name of a lock."""
         with self._mutex:
             cached = self._searches.setdefault(what, Cached(read, self._scanners))
             self._searches.move_to_end(what)
@@ -241,8 +202,7 @@ class Reader:
 
     def _go_through(self, like: bytes, search: Search) -> Found:
         locks = AllLocks(self._nodes, self._rules, like, LONGEST)
-        in_pages = cast("Generator[LockView, None, None]", iter(locks))
-        with contextlib.closing(in_pages) as views:  # and with them the connections
+        with contextlib.closing(iter(locks)) as views:  # and with them the connections
             found = find_locks(views, search)
         return replace(found, complete=found.complete and not locks.is_cut, silent=locks.silent)
 
@@ -259,7 +219,7 @@ def waited_for(*parts: Cached[Any]) -> tuple[list[Any], float]:
 
 
 class JournalTail:
-    """The newest records; only what is new is asked for after the first time."""
+    """The newest records; later readings ask for new ones only. One thread at a time."""
 
     def __init__(self, nodes: Sequence[Any], rules: Rules) -> None:
         self._reader = JournalReader(nodes, rules)
@@ -267,13 +227,11 @@ class JournalTail:
         self._has_begun = False
 
     def read(self) -> list[dict[str, Any]]:
-        """Return all that is known; called by one thread at a time."""
         self._records += self._reader.new() if self._has_begun else self._reader.recent(RECORDS)
         self._has_begun = True
         return list(self._records)
 
 
 def last_day(reader: TallyReader) -> Tallies:
-    """Return what tasks did in the last day; called by one thread at a time."""
     now = time.time()
     return reader.read(now - DAY, now)

@@ -1,5 +1,5 @@
 """
-Taking a lock away from its holder, on an operator's word: shown first, done then.
+Release of a lock on an operator's word: shown first, done then.
 
 The page before it names the holder seen. What is then sent names the same holder, so a lock that
 has changed hands in between stays where it is. Only our own form can send it (CSRF): it carries a
@@ -42,15 +42,7 @@ RESULTS = {
 
 
 class Desk:
-    """
-    Where releases are asked for.
-
-    Args:
-        settings: Of the Celery app.
-        reader: Who asks the nodes.
-        door: To whom the page is served.
-        key: Of this process; forms made with another one are void.
-    """
+    """The views for releases; forms sealed with another *key* are void."""
 
     def __init__(self, settings: Settings, reader: Reader, door: Door, key: bytes) -> None:
         self._prefix = settings.rules.prefix
@@ -60,13 +52,11 @@ class Desk:
         self._seals = URLSafeTimedSerializer(key)
 
     def confirm(self) -> Response:
-        """Show the holder of a lock, and ask for the token."""
         if self._door.token is None:
             abort(403, HOW_TO_ALLOW)
         return self._form(request.args.get("name", ""), request.args.get("seen", ""))
 
     def release(self) -> Response:
-        """Release a lock if all is in order, and tell what came of it."""
         # Quoted, as browsers send no field with a line break as it was.
         name, seen = unquote(request.form.get("name", "")), request.form.get("seen", "")
         token = self._door.token
@@ -115,7 +105,7 @@ class Desk:
             others=[it for it in now.views if it.holder.get("token", "") != seen],
             nodes=self._nodes,
             silent=now.silent,
-            is_known=self._nodes - len(now.silent) >= quorum(self._nodes),
+            is_known=now.is_known,
             seal=self._seals.dumps([name, seen], salt=browser),
             minutes=LIFETIME // 60,
             problem=problem,
@@ -123,12 +113,11 @@ class Desk:
         return make_response(page, code)
 
     def _outcome(self, name: str, results: dict[str, str]) -> Response:
-        """Return the page that says what happened to the lock on each node."""
         gone = sum(result == "released" for result in results.values())
         now = self._reader.lock(name)
         # Whoever was seen cannot have a majority any more.
         is_done = sum(result in RESULTS for result in results.values()) >= quorum(self._nodes)
-        is_known = is_done and self._nodes - len(now.silent) >= quorum(self._nodes)
+        is_known = is_done and now.is_known
         summary = text(", ".join(f"{node}: {result}" for node, result in results.items()), LONG)
         logger.warning("Release of lock %s for %s: %s", in_log(name), request.remote_addr, summary)
         page = render_template(
@@ -148,21 +137,17 @@ class Desk:
 
 
 def result_in_words(result: str) -> tuple[str, bool]:
-    """Return what a node answered, in words, and whether that is as wanted."""
     return RESULTS.get(result, (text(f"not asked: {result}", 200), False))
 
 
 def refuse(name: str, why: str, message: str) -> NoReturn:
-    """End a request for the release of the lock *name*; its sender reads *message*."""
     log_refusal(name, why)
     abort(403, message)
 
 
 def log_refusal(name: str, why: str) -> None:
-    """Log that somebody asked for the release of the lock *name* in vain."""
     logger.warning("Refused to release lock %s for %s: %s", in_log(name), request.remote_addr, why)
 
 
 def in_log(name: str) -> str:
-    """Return the *name* of a lock as a log line has it."""
     return ascii(text(name, LONG))

@@ -1,5 +1,5 @@
 """
-The server of the page, and what one client may take of it.
+The server of the page, and its limits for one client.
 
 Connections are few. Whoever opens them all and sends a byte now and then would keep everybody else
 out, so only whole requests count as activity, and a new connection takes the place of the one that
@@ -27,8 +27,6 @@ LIMIT = 2 * CONNECTIONS + 100
 
 
 class Channel(HTTPChannel):  # type: ignore[misc]  # Waitress has no types
-    """One connection."""
-
     last_activity: float
 
     def __init__(self, server: Any, *args: Any, **kwargs: Any) -> None:
@@ -51,13 +49,6 @@ def make_room(server: Any) -> None:
 
 
 def make_server(app: Any, host: str, port: int) -> Any:
-    """
-    Return Waitress with *app*; its ``run`` serves it.
-
-    Raises:
-        OSError: The address cannot be had.
-        ValueError: It is none.
-    """
     sockets: dict[int, Any] = {}
     server = create_server(
         app,
