@@ -27,7 +27,6 @@ VALUES = {"str": HOSTILE, "float": 1.5, "int": 1, "int | None": 1}
 
 
 def hostile(kind):
-    """Return an event whose texts somebody else chose."""
     known = {"holder": HOLDER, "votes": {"lock-1:6379/0": HOSTILE}}
     fields = dataclasses.fields(kind)
     return kind(**{it.name: known.get(it.name, VALUES.get(it.type)) for it in fields})
@@ -35,7 +34,6 @@ def hostile(kind):
 
 @pytest.fixture
 def written():
-    """Return what stands in a log file once something has been logged."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
@@ -70,7 +68,6 @@ def test_the_words_of_every_module_are_one_line(written):
 
 
 def test_no_module_has_a_logger_of_another_kind():
-    """Each asks the one place for it."""
     root = Path(celery_redlock.__file__).parent
     others = [path for path in root.rglob("*.py") if "logging.getLogger" in path.read_text()]
     assert others == [root / "log.py"]
@@ -134,14 +131,11 @@ def test_a_usual_traceback_is_left_to_the_handlers(caplog):
 
 
 class Broken:
-    """Has no text."""
-
     def __str__(self):
         raise ValueError("no text")
 
 
 def test_an_empty_text_is_left_alone(written):
-    """Of an error that says nothing, or nothing but newlines."""
     for said in ("", "\n", "\n\n\x00"):
         try:
             raise OSError(said)  # noqa: TRY301

@@ -63,7 +63,6 @@ VOID = {"br", "hr", "img", "input", "link", "meta"}
 
 
 def view(name="orders.bill:7", *, token=SEEN, ttl=12.0, votes=5, **holder):
-    """Return a lock that a task holds."""
     told = {
         "task": "orders.bill",
         "task_id": "id-7",
@@ -76,7 +75,6 @@ def view(name="orders.bill:7", *, token=SEEN, ttl=12.0, votes=5, **holder):
 
 
 def skipped(**more):
-    """Return the record of a task that was skipped."""
     record = {
         "id": "1",
         "event": "TaskSkipped",
@@ -101,8 +99,6 @@ def tally(times=None, **more):
 
 
 class Stand:  # as of celery_redlock.ops.web.reader.Reader
-    """Stands in for what is read from nodes."""
-
     def __init__(self):
         self.statuses = [NodeStatus(label, "up", "9.1.2", 86400.0) for label in LABELS]
         self.views = [view()]
@@ -118,17 +114,14 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
         self.reserved = []
 
     def page(self, search):
-        """Return what a page with *search* shows."""
         found = replace(find_locks(self.views, search, lambda: 0.0), silent=self.silent)
         tallies = Tallies(self.tasks)
         return Page(self.statuses, found, self.happened, tallies, self.age, self.reserved)
 
     def tallies(self):
-        """Return what tasks did in the last day."""
         return Tallies(self.tasks, self.silent), self.age
 
     def explain(self, name, search):
-        """Return what is known of the lock, and what happened to it that fits *search*."""
         value = b"0123abcd" + b"e" * 32 + b'{"task": "orders.bill", "task_id": "id-7", "host": "w"}'
         is_held = name in [it.name for it in self.views]
         told = StoredLock(value, 12.0, 42) if is_held else StoredLock()
@@ -140,12 +133,10 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
         return explained(None, places, filter(search.has_record, self.happened)), self.age
 
     def lock(self, name):
-        """Return who holds the lock."""
         views = [it for it in self.views if it.name == name]
         return SimpleNamespace(views=views, reservations=self.reserved, silent=self.silent)
 
     def release(self, name, seen):
-        """Note what is asked for, and do it if the nodes would."""
         self.released.append((name, seen))
         if "released" in self.answers.values():
             self.views = [it for it in self.views if it.name != name]
@@ -161,7 +152,6 @@ def _time_of_day_stands_still(monkeypatch):
 
 @pytest.fixture
 def stand():
-    """What the nodes say; a test changes it as it likes."""
     return Stand()
 
 
@@ -180,21 +170,17 @@ def client(stand, caplog):
 
 
 def form_in(answer):
-    """Return the fields of the form that releases."""
     page = answer.get_data(as_text=True)
     return dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', page))
 
 
 def confirm(browser, name="orders.bill:7", seen=SEEN):
-    """Return the fields of the form that releases this lock, as the page of it has them."""
     answer = browser.get("/release", query_string={"name": name, "seen": seen})
     assert answer.status_code == 200
     return form_in(answer)
 
 
 class Tags(HTMLParser):
-    """Collects tags and attributes, and checks that tags are closed in their order."""
-
     def __init__(self, page):
         super().__init__(convert_charrefs=True)
         self.open, self.tags, self.texts = [], [], []
@@ -203,21 +189,17 @@ class Tags(HTMLParser):
         assert self.open == []
 
     def handle_starttag(self, tag, attrs):
-        """Note what is opened."""
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attrs):
-        """Note what closes itself."""
         self.tags.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag):
-        """Check that what is closed was opened last."""
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        """Note text."""
         self.texts.append(data)
 
 
@@ -242,14 +224,12 @@ class Tags(HTMLParser):
     ],
 )
 def test_every_response_has_the_headers(client, path, code):
-    """Pages, files and errors alike; nothing is kept by a browser, framed or loaded from afar."""
     with client().get(path) as answer:
         assert answer.status_code == code
         assert_headers(answer)
 
 
 def assert_headers(answer):
-    """Fail unless the headers that every response has are there."""
     assert answer.headers["Content-Security-Policy"] == POLICY
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
     assert answer.headers["Referrer-Policy"] == "same-origin"
@@ -260,7 +240,6 @@ def assert_headers(answer):
 
 
 def test_errors_of_ours_have_the_headers_and_tell_nothing(client, stand, caplog):
-    """A fault in the page is logged, and its text is not shown."""
     stand.page = lambda search: 1 / 0
     browser = client()
     browser.application.config["PROPAGATE_EXCEPTIONS"] = False
@@ -273,7 +252,6 @@ def test_errors_of_ours_have_the_headers_and_tell_nothing(client, stand, caplog)
 
 @pytest.mark.parametrize("method", ["put", "delete", "post", "options"])
 def test_other_methods_do_nothing(client, stand, method):
-    """The pages that read answer to reading only; they, too, have the headers."""
     answer = client().open("/", method=method.upper())
     assert answer.status_code in {200, 405}
     assert (answer.status_code == 200) == (method == "options")
@@ -328,7 +306,6 @@ def test_a_foreign_name_is_refused(host, names, asked, admitted):
 
 
 def test_a_foreign_name_gets_no_page(client):
-    """Not even a file, and it is told how a name is allowed."""
     browser = client()
     for path in (*PAGES, "/static/page.css", "/release"):
         answer = browser.get(path, headers={"Host": "evil.example"})
@@ -339,13 +316,11 @@ def test_a_foreign_name_gets_no_page(client):
 
 
 def basic(password, user="anybody"):
-    """Return the header of HTTP Basic with this password."""
     told = base64.b64encode(f"{user}:{password}".encode()).decode()
     return {"Authorization": f"Basic {told}"}
 
 
 def test_beyond_loopback_reading_needs_the_token(client):
-    """Nothing is shown, no file either, before the token is there."""
     browser = client(host="0.0.0.0")
     for path in (*PAGES, "/static/page.css", "/release?name=x", "/nowhere"):
         for headers in ({}, basic("wrong"), {"Authorization": "Bearer x"}, {"Authorization": "x"}):
@@ -358,7 +333,6 @@ def test_beyond_loopback_reading_needs_the_token(client):
 
 
 def test_on_loopback_reading_is_free(client):
-    """With a token and without one."""
     assert client().get("/").status_code == 200
     assert client(token=None).get("/").status_code == 200
 
@@ -407,7 +381,6 @@ def test_a_name_of_another_machine_needs_the_token(client):
 
 
 def test_wrong_passwords_slow_down(client, caplog):
-    """After some, wrong ones have to wait; the right one never does. Each is logged."""
     browser = client(host="0.0.0.0")
     for _ in range(FREE):
         assert browser.get("/", headers=basic("wrong")).status_code == 401
@@ -422,7 +395,6 @@ def test_wrong_passwords_slow_down(client, caplog):
 
 
 def test_guessing_gets_slower_and_the_wait_is_bounded():
-    """Each wrong token doubles the wait up to a limit; a right one of somebody clears nothing."""
     now = [1000.0]
     attempts = Attempts(lambda: now[0])
     waits = []
@@ -485,7 +457,6 @@ def test_the_environment_wins_over_the_setting(setting, environment, token):
 
 
 def test_a_short_token_is_refused_and_not_repeated():
-    """The error says how to make one."""
     settings = Settings.from_conf({"redlock_nodes": NODES})
     with pytest.raises(ConfigurationError, match="at least 16") as refused:
         configured_token(settings, {"REDLOCK_WEB_TOKEN": "tooshort"})
@@ -494,7 +465,6 @@ def test_a_short_token_is_refused_and_not_repeated():
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "locks.example.com", ""])
 def test_beyond_loopback_it_does_not_start_without_a_token(host):
-    """The error names what to set; with a token it starts."""
     settings = Settings.from_conf({"redlock_nodes": NODES})
     with pytest.raises(ConfigurationError, match="REDLOCK_WEB_TOKEN"):
         command.door_for(settings, host, ())
@@ -504,7 +474,6 @@ def test_beyond_loopback_it_does_not_start_without_a_token(host):
 
 
 def test_with_a_name_of_another_machine_it_does_not_start_without_a_token():
-    """The error names the name; one of this machine is no matter."""
     settings = Settings.from_conf({"redlock_nodes": NODES})
     with pytest.raises(ConfigurationError, match=r"--allow-host locks\.example\.com .*_TOKEN"):
         command.door_for(settings, "127.0.0.1", ("localhost", "locks.example.com"))
@@ -513,7 +482,6 @@ def test_with_a_name_of_another_machine_it_does_not_start_without_a_token():
 
 @pytest.mark.parametrize("missing", ["flask", "waitress"])
 def test_without_the_extra_the_fix_is_named(monkeypatch, missing):
-    """One clean line, no traceback."""
     there = command.importlib.util.find_spec
     fake = SimpleNamespace(find_spec=lambda name: None if name == missing else there(name))
     monkeypatch.setattr(command, "importlib", SimpleNamespace(util=fake))
@@ -525,7 +493,6 @@ def test_without_the_extra_the_fix_is_named(monkeypatch, missing):
 
 
 def test_a_release_names_the_holder_first(client):
-    """Task, id, host, process, votes and the public part of the token, and what will happen."""
     page = client().get("/release?name=orders.bill:7&seen=0123abcd").get_data(as_text=True)
     for told in ("orders.bill:7", "id-7", "worker-1", "4711", "5 of 5 nodes", SEEN, "LockLost"):
         assert told in page
@@ -533,7 +500,6 @@ def test_a_release_names_the_holder_first(client):
 
 
 def test_a_release_with_the_token_is_done(client, stand, caplog):
-    """The nodes are asked for the holder seen, the result names each, and one line is logged."""
     browser = client()
     stand.answers = {**stand.answers, LABELS[4]: "Connection refused"}
     answer = browser.post("/release", data={**confirm(browser), "token": TOKEN})
@@ -560,7 +526,6 @@ def test_a_release_that_too_few_nodes_answered_says_so(client, stand):
 
 
 def test_a_lock_of_another_is_left_alone(client, stand):
-    """If it changed hands after it was shown, nothing is released, and the new holder is named."""
     browser = client()
     form = confirm(browser)
     stand.views = [view(token="ffff0000", task_id="id-9", host="worker-9")]
@@ -575,7 +540,6 @@ def test_a_lock_of_another_is_left_alone(client, stand):
 
 
 def test_too_few_answers_never_tell_that_nobody_holds_it(client, stand):
-    """With three of five nodes silent it is not known, before a release and after it."""
     browser = client()
     form = confirm(browser)
     stand.views, stand.silent = [], LABELS[2:]
@@ -594,7 +558,6 @@ def test_too_few_answers_never_tell_that_nobody_holds_it(client, stand):
 
 
 def test_a_majority_of_answers_tells_that_nobody_holds_it(client, stand):
-    """Two of five may be silent; they are named."""
     browser = client()
     form = confirm(browser)
     stand.views, stand.silent = [], LABELS[3:]
@@ -608,7 +571,6 @@ def test_a_majority_of_answers_tells_that_nobody_holds_it(client, stand):
 
 
 def test_who_has_gone_cannot_be_released(client, stand):
-    """The page of a holder that is gone has no form, and names who holds the lock now."""
     stand.views = [view(token="ffff0000", task_id="id-9")]
     answer = client().get("/release?name=orders.bill:7&seen=0123abcd")
     page = answer.get_data(as_text=True)
@@ -638,7 +600,6 @@ def test_a_name_that_is_no_text_leads_nowhere(client, stand):
 
 
 def test_without_a_token_there_is_nothing_to_release_with(client, stand, caplog):
-    """No link, no form; a request is refused with the fix named, and logged."""
     browser = client(token=None)
     assert "Release…" not in browser.get("/").get_data(as_text=True)
     for answer in (browser.get("/release?name=x"), browser.post("/release", data={"name": "x"})):
@@ -650,7 +611,6 @@ def test_without_a_token_there_is_nothing_to_release_with(client, stand, caplog)
 
 @pytest.mark.parametrize("wrong", ["", "wrong", TOKEN[:-1], TOKEN + " ", TOKEN.upper(), "\udc80"])
 def test_a_wrong_token_releases_nothing(client, stand, caplog, wrong):
-    """The form comes again, and the log tells of it without the token."""
     browser = client()
     answer = browser.post(
         "/release", data={**confirm(browser), "token": wrong.encode(errors="replace")}
@@ -664,7 +624,6 @@ def test_a_wrong_token_releases_nothing(client, stand, caplog, wrong):
 
 
 def test_wrong_tokens_slow_down_releasing(client, stand):
-    """After some, wrong ones are told to wait; whoever has the right one is not locked out."""
     browser = client()
     form = confirm(browser)
     for _ in range(FREE):
@@ -690,7 +649,6 @@ def test_wrong_tokens_slow_down_releasing(client, stand):
     ],
 )
 def test_another_site_cannot_send_the_form(client, stand, headers, caplog):
-    """Even with all that belongs in it."""
     browser = client()
     form = {**confirm(browser), "token": TOKEN}
     answer = browser.post("/release", data=form, headers=headers)
@@ -710,7 +668,6 @@ def test_our_own_page_can_send_the_form(client, stand):
 
 
 def test_a_form_is_good_for_one_browser_and_one_holder(client, stand, caplog):
-    """Without our cookie, with another's, or about something else, it is void."""
     browser, other = client(), client()
     form = {**confirm(browser), "token": TOKEN}
     strangers = other.application.test_client()
@@ -727,7 +684,6 @@ def test_a_form_is_good_for_one_browser_and_one_holder(client, stand, caplog):
 
 
 def test_the_cookie_is_out_of_reach(client):
-    """Neither scripts nor other sites get it."""
     answer = client().get("/release?name=orders.bill:7&seen=0123abcd")
     cookie = answer.headers["Set-Cookie"]
     assert cookie.startswith("redlock-web=")
@@ -737,7 +693,6 @@ def test_the_cookie_is_out_of_reach(client):
 
 
 def test_a_form_gets_old(client, stand, monkeypatch):
-    """What it says is not for ever; nor is it from the future, nor of another process."""
     browser, now = client(), [1_000_000]
     monkeypatch.setattr(TimestampSigner, "get_timestamp", lambda _: now[0])
     form = {**confirm(browser), "token": TOKEN}
@@ -753,7 +708,6 @@ def test_a_form_gets_old(client, stand, monkeypatch):
 
 
 def test_a_token_never_goes_into_an_address(client, stand):
-    """A token in the address of a POST counts for nothing."""
     browser = client()
     answer = browser.post(f"/release?token={TOKEN}", data=confirm(browser))
     assert answer.status_code == 403
@@ -761,7 +715,6 @@ def test_a_token_never_goes_into_an_address(client, stand):
 
 
 def test_a_form_that_is_too_long_is_refused(client, stand):
-    """Nobody fills our memory."""
     answer = client().post("/release", data={"name": "x" * 100_000})
     assert answer.status_code == 413
     assert_headers(answer)
@@ -771,7 +724,6 @@ def test_a_form_that_is_too_long_is_refused(client, stand):
 
 
 def test_the_page_shows_all_there_is(client, stand):
-    """Nodes, locks, refusals and hold times, each with its details."""
     stand.statuses[3] = NodeStatus(LABELS[3], "quarantined", "9.1.2", 10.0, 31.5)
     stand.statuses[4] = NodeStatus(LABELS[4], "down", problem="Connection refused")
     stand.views = [view(renewals=6, margin=19.25), view("old", ttl=None, votes=1, task=None)]
@@ -792,7 +744,6 @@ def test_the_page_shows_all_there_is(client, stand):
     ("state", "quarantine", "left"), [("unmarked", 0.0, "64 s"), ("quarantined", 41.3, "41 s")]
 )
 def test_without_a_quorum_the_page_says_so(client, stand, state, quarantine, left):
-    """In words, with what helps, and how long it takes otherwise."""
     stand.statuses = [NodeStatus(label, state, "9.1.2", 9.0, quarantine) for label in LABELS]
     page = client().get("/").get_data(as_text=True)
     (told,) = re.findall(r"Quorum: NO\..*", page)
@@ -801,7 +752,6 @@ def test_without_a_quorum_the_page_says_so(client, stand, state, quarantine, lef
 
 
 def test_without_a_quorum_nobody_is_never_said(client, stand):
-    """Not of all locks, nor of those searched for; two silent nodes of five are named only."""
     stand.views, stand.happened, stand.silent = [], [], LABELS[2:]
     browser = client()
     for path, told in (("/", "whether any lock is held"), ("/?q=x", "whether such a lock is held")):
@@ -858,7 +808,6 @@ def test_a_lock_that_silent_nodes_may_have_is_unclear(client, stand):
 
 
 def test_what_could_not_be_read_is_said(client, stand):
-    """No page fails because the nodes are slow."""
     stand.page = lambda search: Page(None, None, None, None, 0.0)
     page = client().get("/?q=x").get_data(as_text=True)
     assert "have not answered yet" in page
@@ -873,7 +822,6 @@ def test_what_could_not_be_read_is_said(client, stand):
 
 @pytest.mark.parametrize("is_read", list(itertools.product((True, False), repeat=4)))
 def test_each_part_may_be_missing(client, stand, is_read):
-    """Nodes, locks and journal come by themselves."""
     page = stand.page(Search())
     parts = zip((page.nodes, page.found, page.records, page.tallies), is_read, strict=True)
     some = Page(*(part if there else None for part, there in parts), 0.0)
@@ -889,7 +837,6 @@ NASTY = (
 
 
 def test_whatever_others_wrote_is_harmless(client, stand):
-    """In every field of every part: no tag, no attribute, no control of theirs in the page."""
     fields = dict.fromkeys(HOLDER, NASTY)
     stand.views = [view(NASTY, token=NASTY[:8], **fields), view("x", token=NASTY[:8], ttl=None)]
     stand.happened = [
@@ -920,7 +867,6 @@ def test_whatever_others_wrote_is_harmless(client, stand):
 
 
 def assert_harmless(page):
-    """Fail if anything in *page* acts that is not ours."""
     tags = Tags(page).tags
     assert all(
         attributes.get("src", "").startswith("/static/")
@@ -944,7 +890,6 @@ def test_the_result_of_a_release_is_harmless(client, stand):
 
 
 def test_log_lines_cannot_be_forged(client, stand, caplog):
-    """A lock name with a line break stays in its line."""
     name = "a\nERROR forged\x1b[31m"
     stand.views = [view(name)]
     browser = client()
@@ -1007,12 +952,10 @@ def test_long_names_are_shortened_in_the_middle():
 
 @pytest.mark.parametrize("odd", [None, True, [], {}, "x", -1, float("inf"), float("nan"), 10**400])
 def test_what_is_no_time_is_none(odd):
-    """Whatever stands in a record or a lock's value."""
     assert moment(odd) is None
 
 
 def test_a_holder_of_any_shape_is_shown(client, stand):
-    """Somebody else may have written it."""
     odd = [None, True, [], {}, [1], {"a": 1}, -1, 1e308, float("nan"), 10**400, ""]
     stand.views = [view(f"n{i}", **dict.fromkeys(HOLDER, it)) for i, it in enumerate(odd)]
     keys = (*skipped(), "countdown", "left", "jump", "reason", "led")
@@ -1050,7 +993,6 @@ def test_a_holder_of_any_shape_is_shown(client, stand):
     ],
 )
 def test_a_search_finds_by_every_field(client, search, found):
-    """All of its words have to be there, in whatever case."""
     page = client().get("/", query_string={"q": search}).get_data(as_text=True)
     assert ('href="/release?name=orders.bill:7' in page) == found
 
@@ -1069,7 +1011,6 @@ def test_a_search_shows_lock_holder_and_refusals_together(client):
 
 @pytest.mark.parametrize("leaked", [7, 1777])
 def test_of_many_locks_a_part_is_shown(leaked):
-    """The first that match and what never expires; the rest is counted, never collected."""
     views = (view(f"n{i}", ttl=None if i == leaked else 5.0) for i in range(2000))
     found = find_locks(views, Search(), lambda: 0.0)
     assert (len(found.locks), found.more, found.complete) == (
@@ -1091,7 +1032,6 @@ def test_of_many_locks_those_are_shown_that_need_somebody():
 
 
 def test_a_search_ends_in_time():
-    """Of locks without end, those are shown that there was time for."""
     clock = itertools.count(step=0.001)
     views = (view(f"n{i}") for i in itertools.count())
     found = find_locks(views, Search("n9"), lambda: next(clock))
@@ -1101,7 +1041,6 @@ def test_a_search_ends_in_time():
 
 
 def test_nodes_that_hang_are_waited_for_at_once(monkeypatch):
-    """However many they are, a search waits for one of them."""
     together = threading.Barrier(len(NODES))
 
     @contextlib.contextmanager
@@ -1173,7 +1112,6 @@ def test_what_is_found_twice_is_shown_once():
 
 
 def test_a_long_search_is_cut(client, stand):
-    """Nobody makes us search for a book."""
     asked = []
     page = stand.page
     stand.page = lambda search: asked.append(search.words) or page(search)
@@ -1182,7 +1120,6 @@ def test_a_long_search_is_cut(client, stand):
 
 
 def test_what_happened_is_turned_over_page_by_page(client, stand):
-    """The newest first; a link leads to what is older, and keeps what was asked for."""
     stand.happened = [skipped(id=f"r{i}", task_id=f"old-{i}-") for i in range(3 * ENTRIES)]
     browser, seen, path = client(), [], "/?q=orders"
     while path:
@@ -1214,7 +1151,6 @@ def test_what_happened_is_turned_over_page_by_page(client, stand):
     ],
 )
 def test_what_happened_is_filtered_by_event_and_time(client, stand, asked, expected):
-    """Both stand in the address, and what makes no sense there is passed over."""
     now = time.time()
     stand.happened = [
         {"id": "3", "event": "NodeDown", "at": now - 9000, "node": "down-node", "reason": "x"},
@@ -1245,12 +1181,10 @@ def test_one_cause_is_one_row(client, stand):
 
 
 def seen_in(answer):
-    """Return what a page says."""
     return " ".join(" ".join(Tags(answer.get_data(as_text=True)).texts).split())
 
 
 def test_the_page_of_a_task_says_why_it_did_not_run(client, stand):
-    """How often, of which kinds, who held which lock, hold times, live locks, what happened."""
     stand.views = [view(), view("other:1", task="other.task", task_id="id-1")]
     stand.happened = [
         skipped(id="a", at=time.time() - 600),
@@ -1274,7 +1208,6 @@ def test_the_page_of_a_task_says_why_it_did_not_run(client, stand):
 
 
 def test_the_page_of_the_report_says_what_was_refused(client, stand):
-    """Why, an example with both sides, and that it was too short a time to advise."""
     holder = {"task": "orders.bill", "task_id": "id-7", "host": "worker-1", "pid": 4711}
     example = {"at": time.time() - 60, "task_id": "id-8", "host": "worker-2", "pid": 5}
     example |= {"name": "orders.bill:7", "holder": holder}
@@ -1310,7 +1243,6 @@ def test_the_page_of_a_task_that_nobody_knows_is_no_error(client):
 
 
 def test_many_blockers_are_counted(client, stand):
-    """The newest are shown."""
     stand.happened = [
         skipped(id=f"r{i}", holder={"task_id": f"by-{i}-", "host": "h"}) for i in range(50)
     ]
@@ -1322,7 +1254,6 @@ def test_many_blockers_are_counted(client, stand):
 
 
 def test_the_page_of_a_lock_says_who_holds_it(client, stand):
-    """On which nodes, for how long yet, what was refused for it, and how to release it."""
     stand.silent = LABELS[4:]
     answer = client().get("/lock?name=orders.bill:7")
     page = seen_in(answer)
@@ -1335,13 +1266,11 @@ def test_the_page_of_a_lock_says_who_holds_it(client, stand):
 
 
 def waits(letter, since):
-    """Return one that waits."""
     waiter = Waiter("orders.bill", f"id-{letter}", "web-3", 7, since)
     return Noted(letter.encode() * 32, time.time(), waiter)
 
 
 def test_the_page_of_a_lock_says_who_waits_for_it(client, stand):
-    """The oldest first, since when and where; without anybody it says so."""
     assert "Nobody." in seen_in(client().get("/lock?name=orders.bill:7"))
     stand.waiters = [waits("a", time.time() - 5), waits("b", time.time() - 3725)]
     page = seen_in(client().get("/lock?name=orders.bill:7"))
@@ -1352,14 +1281,12 @@ def test_the_page_of_a_lock_says_who_waits_for_it(client, stand):
 
 
 def test_a_long_line_is_cut_and_counted(client, stand):
-    """The page stays short."""
     stand.waiters = [waits(f"{i:04x}", time.time() - i) for i in range(60)]
     page = seen_in(client().get("/lock?name=orders.bill:7"))
     assert "10 more wait" in page
 
 
 def test_the_page_of_a_lock_shows_all_its_places(client, stand):
-    """Who has each of them."""
     stand.places = 3
     page = seen_in(client().get("/lock?name=orders.bill:7"))
     for told in ("place 0", "place 1", "place 2"):
@@ -1367,7 +1294,6 @@ def test_the_page_of_a_lock_shows_all_its_places(client, stand):
 
 
 def test_a_list_of_locks_says_since_when_the_oldest_waits(client, stand):
-    """Where that is known; the twin is a lock where it is not."""
     assert "the first since" not in seen_in(client().get("/"))
     stand.views = [replace(view(), waiting_since=time.time() - 3725)]
     assert "3, the first since 1 h 2 min ago" in seen_in(client().get("/"))
@@ -1410,7 +1336,6 @@ def test_a_name_that_is_shortened_in_its_key_is_found():
 
 
 def test_too_few_answers_never_tell_that_a_lock_is_free(client, stand):
-    """Nor that nobody holds it."""
     stand.silent = LABELS[2:]
     page = seen_in(client().get("/lock?name=nightly"))
     assert "Whether this lock is held, no quorum could say: 2 of 5 nodes vote" in page
@@ -1433,7 +1358,6 @@ def test_the_page_of_a_lock_says_that_a_quorum_is_in_danger(client, stand, away,
 
 
 def test_every_lock_task_and_id_leads_somewhere(client):
-    """From the tables and from the sentences, to pages that are there."""
     browser = client()
     links = set(re.findall(r'href="([^"#]+)"', browser.get("/").get_data(as_text=True)))
     expected = {"/task?name=orders.bill", "/lock?name=orders.bill:7", "/?q=id-7", "/?q=id-8"}
@@ -1444,7 +1368,6 @@ def test_every_lock_task_and_id_leads_somewhere(client):
 
 
 def test_an_address_is_cut_and_cleaned():
-    """Nobody makes us search for a book."""
     asked = Asked.of({"q": f"  {'x' * 500}", "event": "x", "since": "9y", "before": "y" * 500})
     assert (len(asked.q), asked.event, asked.since, len(asked.before)) == (198, "", "", 200)
 
@@ -1467,7 +1390,6 @@ def test_a_quorum_without_a_node_to_spare_is_amber(client, stand, up, total, mar
 
 
 def drawn(client, chart):
-    """Return the tags of what a page draws of *chart*: what each is, and its attributes."""
     app = client().application
     with app.app_context():
         macros = app.jinja_env.get_template("macros.html").module
@@ -1482,7 +1404,6 @@ def drawn(client, chart):
     ],
 )
 def test_bars_stay_inside_the_drawing(client, chart):
-    """Each as high as its share, the highest as high as there is room; none for what is empty."""
     tags = drawn(client, chart)
     width, height = map(float, dict(tags)["svg"]["viewbox"].split()[2:])
     bars = [{k: float(v) for k, v in it.items() if k != "class"} for t, it in tags if t == "rect"]
@@ -1535,19 +1456,16 @@ def test_searches_never_starve_the_main_page(monkeypatch):
 
 @pytest.fixture
 def threads():
-    """Some threads to read in."""
     with ThreadPoolExecutor(4) as pool:
         yield pool
 
 
 def read(cached, patience=60):
-    """Ask for what is cached, wait so long [s], and return it."""
     wait([cached.ask()], patience)
     return cached.value
 
 
 def test_many_pages_cost_one_reading(threads):
-    """Ten that ask at the same time share one; so do those that come soon after."""
     go, readings = threading.Event(), []
 
     def count():
@@ -1564,7 +1482,6 @@ def test_many_pages_cost_one_reading(threads):
 
 
 def test_a_slow_node_keeps_no_page_waiting(threads):
-    """Who asks gets the older reading meanwhile, and nothing if there is none."""
     now, go = [0.0], threading.Event()
     values = iter("ab")
 
@@ -1626,7 +1543,6 @@ def test_a_slow_reading_rests_as_long_as_it_took(threads):
 
 
 def test_a_reading_that_fails_leaves_the_older_one(threads, caplog):
-    """It is logged, and tried again later."""
     now, divisors = [0.0], iter([1, 0, 2])
     it = Cached(lambda: 2 / next(divisors), threads, lambda: now[0])
     assert read(it) == 2

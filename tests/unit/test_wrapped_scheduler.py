@@ -49,11 +49,9 @@ class World:
         self.seconds = 0.5
 
     def clock(self):
-        """Return the time on a clock that never stops."""
         return 1000.0 + self.seconds
 
     def now(self, tz=timezone.utc):
-        """Return the date."""
         return (START + timedelta(seconds=self.seconds)).astimezone(tz)
 
 
@@ -73,13 +71,11 @@ class Records:
         self.error = None
 
     def look(self, records):
-        """Return the last slots."""
         if self.error is not None:
             raise self.error
         return {name: self.known[name] for name in records if name in self.known}
 
     def claim(self, claim):
-        """Return the next answer."""
         self.calls.append(("claim", claim))
         answer = self.answers.pop(0) if self.answers else CLAIMED
         if callable(answer):
@@ -89,16 +85,13 @@ class Records:
         return answer
 
     def settle(self, claim):
-        """Note it."""
         self.calls.append(("settle", claim))
 
     def withdraw(self, claim):
-        """Note it."""
         self.calls.append(("withdraw", claim))
 
     @property
     def words(self):
-        """What was called."""
         return [word for word, _ in self.calls]
 
 
@@ -116,11 +109,9 @@ class Listed(Scheduler):
     failure = None
 
     def send_task(self, name, args, kwargs, **options):
-        """Hand a message over."""
         return self.broker(name, args, options)
 
     def sync(self):
-        """Store nothing, or fail over it."""
         if self.failure is not None:
             raise self.failure
 
@@ -165,7 +156,6 @@ class Shop:
         self.leader = WrappedScheduler(self.scheduler, self.publisher, term)
 
     def broker(self, name, args, options):
-        """Take a message, unless that is to fail."""
         entry, due, *_ = options["headers"]["redlock"]["slot"]
         slot = entry, (datetime.fromisoformat(due) - START).total_seconds()
         self.tried.append((self.world.seconds, *slot))
@@ -190,7 +180,6 @@ class Shop:
         return [due for entry, due in self.sent if entry == name]
 
     def change(self, name="a", plan=None, args=()):
-        """Give an entry another schedule or other arguments, or add it."""
         old = self.scheduler.schedule.get(name)
         fresh = self.scheduler.Entry(
             name=name,
@@ -204,7 +193,6 @@ class Shop:
 
     @property
     def skipped(self):
-        """Why slots were skipped."""
         return [event.cause for event in self.events if isinstance(event, SlotSkipped)]
 
     @property
@@ -216,7 +204,6 @@ class Shop:
 
 @pytest.fixture
 def world(monkeypatch):
-    """Time that is moved by hand, on all clocks that a term looks at."""
     world = World()
 
     class Date(datetime):
@@ -247,7 +234,6 @@ def warnings_of(caplog, words):
 
 
 def test_each_slot_is_published_once_and_settled(world):
-    """Message by message on the grid, and observers are told."""
     shop = Shop(world, a=5.0)
     shop.run(16.0)
     assert shop.slots() == [5.0, 10.0, 15.0]
@@ -256,7 +242,6 @@ def test_each_slot_is_published_once_and_settled(world):
 
 
 def test_what_was_missed_between_two_terms_is_made_up_for(world):
-    """The first look at the records tells where a former leader ended."""
     shop = Shop(world, known={"a": 10.0}, a=5.0)
     shop.run(1.0)
     assert shop.slots() == [-5.0, 0.0]
@@ -273,7 +258,6 @@ def test_an_entry_that_is_changed_is_not_made_up_for(world):
 
 
 def test_an_entry_that_is_added_is_not_made_up_for(world):
-    """Whatever slots one of its name had before it was taken out."""
     shop = Shop(world, known={"new": 30.0}, a=600.0)
     shop.run(1.0)
     shop.change("new", plan=1.0)
@@ -282,7 +266,6 @@ def test_an_entry_that_is_added_is_not_made_up_for(world):
 
 
 def test_an_added_entry_misses_nothing_from_then_on(world):
-    """Its first slots are published also if we are late, all of them."""
     shop = Shop(world, a=600.0)
     shop.run(1.5)
     shop.change("new", plan=1.0)
@@ -309,7 +292,6 @@ def test_a_long_row_lets_others_in_between(world, seconds):
 
 
 def test_what_is_too_old_is_dropped_and_told(world):
-    """A deadline leaves the older slots out; observers hear of them once."""
     shop = Shop(world, known={"a": 20.0}, deadline=10.0, a=5.0)
     shop.run(1.0)
     assert shop.slots() == [-5.0, 0.0]
@@ -321,11 +303,9 @@ class Spent(BaseSchedule):
     """A schedule that always says that it is due, but has a slot every hour."""
 
     def is_due(self, last_run_at):
-        """Return that it is."""
         return True, 0.0
 
     def remaining_estimate(self, last_run_at):
-        """Return what is left until the next hour."""
         hours = (last_run_at - START) // timedelta(hours=1)
         return START + timedelta(hours=hours + 1) - self.now()
 
@@ -342,7 +322,6 @@ class Due(BaseSchedule):
     """A schedule that says nothing but whether it is due: five seconds after it ran."""
 
     def is_due(self, last_run_at):
-        """Return whether it is."""
         left = 5.0 - (self.now() - last_run_at).total_seconds()
         return left <= 0, max(0.1, left) if left > 0 else 5.0
 
@@ -363,7 +342,6 @@ def test_a_schedule_that_only_says_that_it_is_due_has_whole_seconds(world):
 
 
 def test_a_quorum_that_cannot_tell_what_ran_last_is_asked_again(world, caplog):
-    """Nothing is published before; a warning says why."""
     shop = Shop(world, known={"a": 5.0}, a=5.0)
     shop.records.error = QuorumUnavailable("a", {})
     shop.run(2.2)
@@ -375,7 +353,6 @@ def test_a_quorum_that_cannot_tell_what_ran_last_is_asked_again(world, caplog):
 
 
 def test_a_tick_looks_often_whether_we_still_lead(world):
-    """However long nothing is due."""
     shop = Shop(world, a=3600.0)
     assert shop.leader.tick() <= LOOK
 
@@ -384,7 +361,6 @@ def test_a_tick_looks_often_whether_we_still_lead(world):
 
 
 def test_a_failed_sync_is_no_failed_publish(world, caplog):
-    """What was published is not published again, and the term goes on."""
     shop = Shop(world, known={"a": 5.0}, a=5.0)
     shop.scheduler.sync_every_tasks = 1
     shop.scheduler.failure = OSError("disk full")
@@ -396,7 +372,6 @@ def test_a_failed_sync_is_no_failed_publish(world, caplog):
 
 
 def test_the_wrapped_scheduler_stores_its_state(world):
-    """As often as it wants to."""
     shop, calls = Shop(world, known={"a": 5.0}, a=5.0), []
     shop.scheduler.sync_every_tasks = 1
     shop.scheduler.sync = lambda: calls.append(world.seconds)
@@ -406,7 +381,6 @@ def test_the_wrapped_scheduler_stores_its_state(world):
 
 @pytest.mark.parametrize(("deadline", "longest"), [(None, 8.0), (16.0, 2.0), (3600.0, 8.0)])
 def test_a_failed_publish_is_tried_again_with_growing_pauses(world, caplog, deadline, longest):
-    """Up to a bound; one traceback, and then a line for each try."""
     shop = Shop(world, known={"a": 3600.0}, deadline=deadline, a=3600.0)
     shop.down = {"a"}
     assert shop.publisher.longest_pause <= longest
@@ -425,7 +399,6 @@ def test_a_failed_publish_is_tried_again_with_growing_pauses(world, caplog, dead
 
 
 def test_the_pause_after_a_failure_has_a_bound(world):
-    """An eighth of the deadline, and eight seconds at most."""
     for deadline, pause in ((16.0, 2.0), (64.0, 8.0), (3600.0, 8.0)):
         assert Shop(world, deadline=deadline).publisher.longest_pause == pause
 
@@ -513,7 +486,6 @@ def test_what_is_owed_of_an_entry_whose_schedule_was_changed_is_not_made_up_for(
 
 
 def test_no_quorum_for_a_claim_is_no_failure_of_the_broker(world, caplog):
-    """The slot waits, one warning says so, and it is published when there is one."""
     shop = Shop(world, known={"a": 3600.0}, a=3600.0)
     shop.records.answers = [QuorumUnavailable("a", {}), QuorumUnavailable("a", {})]
     shop.run(4.0)
@@ -558,7 +530,6 @@ def test_a_lease_that_is_lost_after_the_claim_publishes_nothing(world):
 
 
 def test_without_a_lease_nothing_is_claimed(world):
-    """Who knows that the lease is lost asks nobody."""
     shop = Shop(world, known={"a": 5.0}, a=5.0)
     shop.held.lost_reason = "stolen"
     with pytest.raises(TermOver, match="stolen"):
@@ -578,7 +549,6 @@ def test_a_slot_that_another_one_is_about_to_publish_is_looked_at_again(world):
 
 
 def test_a_slot_that_was_published_is_left_alone(world):
-    """It is neither published nor skipped, and its entry goes on."""
     shop = Shop(world, known={"a": 5.0}, a=5.0)
     shop.records.answers = [Claimed(SlotState.PUBLISHED)]
     shop.run(6.0)
@@ -588,8 +558,6 @@ def test_a_slot_that_was_published_is_left_alone(world):
 
 
 class Report(RedlockTask):
-    """A task with a lock, which is published to the broker of a shop."""
-
     name = TASK
     lock_key = "report"
 
@@ -597,19 +565,16 @@ class Report(RedlockTask):
         """Do nothing."""
 
     def apply_async(self, args, kwargs, **options):
-        """Publish."""
         return self.broker(TASK, args, options)
 
 
 def locked(dedup_ttl, **options):
-    """Return a task with a lock."""
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.redlock_nodes = ["redis://one:1/0"]
     return app.register_task(type("Locked", (Report,), {"dedup_ttl": dedup_ttl, **options})())
 
 
 def shop_of(world, task):
-    """Return a shop whose task is this one."""
     shop = Shop(world, known={"a": 5.0}, a=5.0, tasks={TASK: task})
     task.broker = shop.broker
     return shop
@@ -687,7 +652,6 @@ class Monitored(Listed):
     """A scheduler around whose publish a monitor begins a check-in, as Sentry's does."""
 
     def apply_entry(self, entry, producer=None):
-        """Begin a check-in, which the task is to end."""
         self.begun = [*getattr(self, "begun", ()), entry.options["task_id"]]
         entry.options["headers"]["check-in"] = len(self.begun)
         super().apply_entry(entry, producer=producer)
@@ -729,15 +693,11 @@ def test_what_fails_within_the_schedulers_own_is_tried_again(world, cls, caplog)
 
 
 class Silent(Listed):
-    """A scheduler of somebody else's that does not say what it published."""
-
     def apply_async(self, *args, **kwargs):
-        """Publish, and return nothing."""
         super().apply_async(*args, **kwargs)
 
 
 def test_a_scheduler_that_returns_nothing_has_published(world):
-    """Its slot was not skipped."""
     shop = Shop(world, Silent, known={"a": 5.0}, a=5.0)
     shop.run(1.0)
     assert shop.published == shop.slots() == [0.0]
