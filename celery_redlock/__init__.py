@@ -67,7 +67,7 @@ _HOMES = {
     ),
     "lock.held": ("HeldLock",),
     "lock.lease": ("Lease",),
-    "lock.algorithm.outcomes": ("ReleaseOutcome",),
+    "lock.algorithm.results": ("ReleaseOutcome",),
     "lock.redlock": ("Redlock",),
     "task.base": ("RedlockTask",),
     "task.execution.execution": ("current_lock",),
