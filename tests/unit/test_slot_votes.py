@@ -677,13 +677,14 @@ class Recorder:
 CLAIMED = Claim(ENTRY, 1.7e9, "a" * 40, 7, 60.0)
 
 
+def slots_of(driver):
+    return Slots(Participant(RULES, driver.labels), driver)
+
+
 @pytest.mark.parametrize("entries", [0, 1, BATCH, BATCH + 1, 3 * BATCH])
 def test_many_records_are_looked_at_in_few_rounds(entries):
     driver = Recorder()
-    assert (
-        Slots(Participant(RULES, driver.labels), driver).look([f"e{i}" for i in range(entries)])
-        == {}
-    )
+    assert slots_of(driver).look([f"e{i}" for i in range(entries)]) == {}
     assert driver.rounds == -(-entries // BATCH)
     assert len({step.request.keys for step in driver.asked}) == entries
     assert not any(step.decided(driver.ballot) for step in driver.asked)
@@ -693,13 +694,13 @@ def test_many_records_are_looked_at_in_few_rounds(entries):
 def test_a_minority_cannot_tell_the_last_slot(word):
     driver = Recorder(word)
     with pytest.raises(QuorumUnavailable):
-        Slots(Participant(RULES, driver.labels), driver).look([ENTRY])
+        slots_of(driver).look([ENTRY])
 
 
 @pytest.mark.parametrize(("word", "state"), [(w, s) for w, s in TABLE if len(w) == 3])
 def test_a_claim_ends_as_its_ballot_says(word, state):
     driver = Recorder(word)
-    slots = Slots(Participant(RULES, driver.labels), driver)
+    slots = slots_of(driver)
     if state is None:
         with pytest.raises(QuorumUnavailable) as undecided:
             slots.claim(CLAIMED)
@@ -711,13 +712,13 @@ def test_a_claim_ends_as_its_ballot_says(word, state):
 def test_quarantines_tell_when_to_claim_again():
     driver = Recorder("GQQ")
     with pytest.raises(QuorumUnavailable) as undecided:
-        Slots(Participant(RULES, driver.labels), driver).claim(CLAIMED)
+        slots_of(driver).claim(CLAIMED)
     assert undecided.value.retry_after == 5.0
 
 
 def test_settling_tells_all_nodes_and_waits_for_none():
     driver = Recorder()
-    Slots(Participant(RULES, driver.labels), driver).settle(CLAIMED)
+    slots_of(driver).settle(CLAIMED)
     (request,) = driver.told
     assert (request.script, request.arguments[0]) == (SETTLE, b"1700000000000")
     assert driver.asked == []
@@ -729,12 +730,12 @@ def test_a_claim_that_fails_is_taken_back(word, is_sent):
     """So that the next leader need not doubt it, unless its slot may have been published before."""
     driver = Recorder(word)
     with suppress(QuorumUnavailable):
-        Slots(Participant(RULES, driver.labels), driver).claim(replace(CLAIMED, is_sent=is_sent))
+        slots_of(driver).claim(replace(CLAIMED, is_sent=is_sent))
     assert [request.script for request in driver.told] == ([] if is_sent else [WITHDRAW])
 
 
 @pytest.mark.parametrize("word", ["GGG", "GG-", "uu-", "uuu"])
 def test_a_claim_that_is_ours_stays(word):
     driver = Recorder(word)
-    Slots(Participant(RULES, driver.labels), driver).claim(CLAIMED)
+    slots_of(driver).claim(CLAIMED)
     assert driver.told == []

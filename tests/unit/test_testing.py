@@ -97,6 +97,17 @@ def quorum(app):
         yield quorum
 
 
+def take_down(quorum):
+    """Take a majority down."""
+    for node in quorum.nodes[:3]:
+        node.down()
+
+
+def bring_up(quorum):
+    for node in quorum.nodes:
+        node.up()
+
+
 def in_a_worker(app):
     return start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=60)
 
@@ -176,8 +187,7 @@ def test_without_a_majority_there_is_no_lock(bill, quorum, fault):
     bill.on_unavailable = "run_unlocked"
     assert outcome(bill, 7) == "billed"
     bill.on_unavailable = "fail"
-    for node in quorum.nodes:
-        node.up()
+    bring_up(quorum)
     assert outcome(bill, 7) == "billed"
 
 
@@ -188,8 +198,7 @@ def test_what_a_node_stores_stays_while_it_is_down(quorum):
     quorum.nodes[0].down()
     with pytest.raises(QuorumUnavailable):
         quorum.locks.acquire("a")
-    for node in quorum.nodes:
-        node.up()
+    bring_up(quorum)
     with pytest.raises(LockTaken):
         quorum.locks.acquire("a")
     other.release()
@@ -273,28 +282,19 @@ def test_a_lease_is_renewed_for_as_long_as_the_body_takes(bill, quorum):
     assert outcome(bill, 7) > 30
 
 
-def test_a_tick_beyond_the_lease_without_renewal_loses_the_lock(bill, quorum):
+def test_a_task_that_loses_its_lock_is_told_what_each_node_answered(bill, quorum):
+    """It is lost within the tick: without a majority nothing renews it."""
     reached = []
 
     def work():
-        for node in quorum.nodes[:3]:
-            node.down()
+        take_down(quorum)
         quorum.clock.tick(31)
         reached.append("the end")
 
     bill.work = work
-    assert outcome(bill, 7) is LockLost
-    assert reached == []
-
-
-def test_a_task_that_loses_its_lock_is_told_what_each_node_answered(bill, quorum):
-    def work():
-        for node in quorum.nodes[:3]:
-            node.down()
-        quorum.clock.tick(31)
-
-    bill.work = work
     error = bill.apply((7,)).result
+    assert type(error) is LockLost
+    assert reached == []
     assert (error.reason, list(error.votes)) == ("deadline", list(labels_of(bill)))
     assert [vote.partition(" ")[0] for vote in error.votes.values()] == [
         *["unreachable"] * 3,
@@ -333,11 +333,9 @@ def labels_of(task):
 
 def test_a_tick_within_the_lease_without_renewal_loses_nothing(bill, quorum):
     def work():
-        for node in quorum.nodes[:3]:
-            node.down()
+        take_down(quorum)
         quorum.clock.tick(25)
-        for node in quorum.nodes[:3]:
-            node.up()
+        bring_up(quorum)
         quorum.clock.tick(1000)
         return assert_locked().is_lost
 
@@ -549,8 +547,7 @@ def test_a_busy_node_and_one_that_denies_do_not_vote(quorum):
     assert "BUSY Redis is busy running a script" in told["memory-1:6379/0"]
     assert "executing the script can't run this command" in told["memory-2:6379/0"]
     assert "has no permissions to run the 'evalsha' command" in told["memory-3:6379/0"]
-    for node in quorum.nodes:
-        node.up()
+    bring_up(quorum)
     assert quorum.locks.extend(lease).remaining() > 0
 
 
@@ -712,12 +709,10 @@ def test_a_task_is_put_off_in_a_worker_until_there_is_a_quorum(app, bill, quorum
     """In eager mode nothing comes later; in a worker of this process it does."""
     events = []
     app.conf.redlock_observers = [events.append]
-    for node in quorum.nodes[:3]:
-        node.down()
+    take_down(quorum)
     with in_a_worker(app):
         result = bill.delay(7)
         eventually(lambda: [e for e in events if isinstance(e, TaskRescheduled)], "put-off task")
         assert result.state == "PENDING"
-        for node in quorum.nodes:
-            node.up()
+        bring_up(quorum)
         assert result.get(timeout=60) == "billed"

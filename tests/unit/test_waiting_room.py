@@ -195,15 +195,17 @@ def test_one_that_waits_is_noted(app):
     assert len(app.ears.waiting) == 1
 
 
-def test_one_that_waits_for_something_else_is_not_woken(app):
-    """It has waited for the lock before, which is free by now; twin: the test above."""
-    receive(app, woken=False)
-    assert (told(app), app.ears.waiting) == ([], [])
-
-
-def test_what_is_to_run_now_is_not_woken(app):
-    """Only what Celery holds back can be."""
-    receive(app, eta=False)
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"woken": False},  # it has waited for the lock before, which is free by now
+        {"eta": False},  # only what Celery holds back can be woken
+        *({"since": never} for never in ("1", -1.0, 1e300, float("nan"), None, True)),  # not ours
+    ],
+)
+def test_what_does_not_wait_for_the_lock_is_not_woken(app, said):
+    """Twin: the test above."""
+    receive(app, **said)
     assert (told(app), app.ears.waiting) == ([], [])
 
 
@@ -244,13 +246,6 @@ def test_how_many_places_a_lock_has_says_the_task(app):
     (wait,) = app.told
     assert wait.arguments[2] == b"0002"
     assert wait.keys[4:] == (b"redlock:lock:a", b"redlock:lock:a#1")
-
-
-@pytest.mark.parametrize("since", ["1", -1.0, 1e300, float("nan"), None, True])
-def test_a_message_that_has_waited_since_no_moment_does_not_wait(app, since):
-    """What it says of itself is then nothing that we have written."""
-    receive(app, since=since)
-    assert (told(app), app.ears.waiting) == ([], [])
 
 
 # -- being woken ------------------------------------------------------------------------

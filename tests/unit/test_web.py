@@ -54,6 +54,7 @@ from celery_redlock.reading.waiters import Noted, Waiter
 from celery_redlock.settings import Settings
 
 NODES = [f"redis://lock-{i}:6379/0" for i in range(1, 6)]
+SETTINGS = Settings.from_conf({"redlock_nodes": NODES})
 LABELS = [f"lock-{i}:6379/0" for i in range(1, 6)]
 TOKEN = "correct horse battery"
 SEEN = "0123abcd"
@@ -161,16 +162,15 @@ def client(stand, caplog):
     caplog.set_level(logging.INFO, "celery_redlock")
 
     def client(token=TOKEN, host="127.0.0.1", names=()):
-        settings = Settings.from_conf({"redlock_nodes": NODES})
         attempts = Attempts(lambda: 1000.0)  # a slow machine would wait out what slows guesses
-        app = make_app("shop", settings, stand, Door(host, names, token, attempts))
+        app = make_app("shop", SETTINGS, stand, Door(host, names, token, attempts))
         return app.test_client()  # which calls us localhost
 
     return client
 
 
 def form_in(answer):
-    page = answer.get_data(as_text=True)
+    page = answer.text
     return dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', page))
 
 
@@ -246,7 +246,7 @@ def test_errors_of_ours_have_the_headers_and_tell_nothing(client, stand, caplog)
     answer = browser.get("/")
     assert answer.status_code == 500
     assert_headers(answer)
-    assert "ZeroDivisionError" not in answer.get_data(as_text=True)
+    assert "ZeroDivisionError" not in answer.text
     assert "ZeroDivisionError" in caplog.text
 
 
@@ -264,7 +264,7 @@ def test_nothing_in_a_page_is_inline(client):
     """Neither scripts nor styles nor handlers: the policy would refuse them."""
     browser = client()
     for path in (*PAGES, "/?q=orders", "/release?name=orders.bill:7&seen=0123abcd", "/nowhere"):
-        tags = Tags(browser.get(path).get_data(as_text=True)).tags
+        tags = Tags(browser.get(path).text).tags
         assert "style" not in {tag for tag, _ in tags}
         for tag, attributes in tags:
             assert not any(name == "style" or name.startswith("on") for name in attributes), tag
@@ -310,8 +310,8 @@ def test_a_foreign_name_gets_no_page(client):
     for path in (*PAGES, "/static/page.css", "/release"):
         answer = browser.get(path, headers={"Host": "evil.example"})
         assert answer.status_code == 421
-        assert "--allow-host" in answer.get_data(as_text=True)
-        assert "orders" not in answer.get_data(as_text=True)
+        assert "--allow-host" in answer.text
+        assert "orders" not in answer.text
         assert_headers(answer)
 
 
@@ -327,7 +327,7 @@ def test_beyond_loopback_reading_needs_the_token(client):
             answer = browser.get(path, headers=headers, environ_base={"REMOTE_ADDR": path})
             assert answer.status_code == 401
             assert answer.headers["WWW-Authenticate"].startswith("Basic ")
-            assert "orders" not in answer.get_data(as_text=True)
+            assert "orders" not in answer.text
             assert_headers(answer)
     assert browser.get("/", headers=basic(TOKEN)).status_code == 200
 
@@ -457,27 +457,24 @@ def test_the_environment_wins_over_the_setting(setting, environment, token):
 
 
 def test_a_short_token_is_refused_and_not_repeated():
-    settings = Settings.from_conf({"redlock_nodes": NODES})
     with pytest.raises(ConfigurationError, match="at least 16") as refused:
-        configured_token(settings, {"REDLOCK_WEB_TOKEN": "tooshort"})
+        configured_token(SETTINGS, {"REDLOCK_WEB_TOKEN": "tooshort"})
     assert "tooshort" not in str(refused.value)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "locks.example.com", ""])
 def test_beyond_loopback_it_does_not_start_without_a_token(host):
-    settings = Settings.from_conf({"redlock_nodes": NODES})
     with pytest.raises(ConfigurationError, match="REDLOCK_WEB_TOKEN"):
-        command.door_for(settings, host, ())
+        command.door_for(SETTINGS, host, ())
     with_token = Settings.from_conf({"redlock_nodes": NODES, "redlock_web_token": "s" * 16})
     assert not command.door_for(with_token, host, ()).is_private
-    assert command.door_for(settings, "127.0.0.1", ()).is_private
+    assert command.door_for(SETTINGS, "127.0.0.1", ()).is_private
 
 
 def test_with_a_name_of_another_machine_it_does_not_start_without_a_token():
-    settings = Settings.from_conf({"redlock_nodes": NODES})
     with pytest.raises(ConfigurationError, match=r"--allow-host locks\.example\.com .*_TOKEN"):
-        command.door_for(settings, "127.0.0.1", ("localhost", "locks.example.com"))
-    assert command.door_for(settings, "127.0.0.1", ("localhost",)).is_private
+        command.door_for(SETTINGS, "127.0.0.1", ("localhost", "locks.example.com"))
+    assert command.door_for(SETTINGS, "127.0.0.1", ("localhost",)).is_private
 
 
 @pytest.mark.parametrize("missing", ["flask", "waitress"])
@@ -493,7 +490,7 @@ def test_without_the_extra_the_fix_is_named(monkeypatch, missing):
 
 
 def test_a_release_names_the_holder_first(client):
-    page = client().get("/release?name=orders.bill:7&seen=0123abcd").get_data(as_text=True)
+    page = client().get("/release?name=orders.bill:7&seen=0123abcd").text
     for told in ("orders.bill:7", "id-7", "worker-1", "4711", "5 of 5 nodes", SEEN, "LockLost"):
         assert told in page
     assert '<input id="token" name="token" type="password" autocomplete="off" required' in page
@@ -505,7 +502,7 @@ def test_a_release_with_the_token_is_done(client, stand, caplog):
     answer = browser.post("/release", data={**confirm(browser), "token": TOKEN})
     assert answer.status_code == 200
     assert stand.released == [("orders.bill:7", SEEN)]
-    page = answer.get_data(as_text=True)
+    page = answer.text
     assert "Released on 4 of 5 nodes" in page
     assert all(label in page for label in LABELS)
     assert "not asked: Connection refused" in page
@@ -518,11 +515,11 @@ def test_a_release_that_too_few_nodes_answered_says_so(client, stand):
     stand.answers = {**dict.fromkeys(LABELS, "timed out"), LABELS[0]: "released"}
     browser = client()
     page = browser.post("/release", data={**confirm(browser), "token": TOKEN})
-    assert "too few answered" in page.get_data(as_text=True)
+    assert "too few answered" in page.text
     stand.views = [view(votes=1)]
     stand.answers = {**dict.fromkeys(LABELS, "free"), LABELS[0]: "released"}
     page = browser.post("/release", data={**confirm(browser), "token": TOKEN})
-    assert "Released on 1 of 5 nodes.</strong>" in page.get_data(as_text=True)
+    assert "Released on 1 of 5 nodes.</strong>" in page.text
 
 
 def test_a_lock_of_another_is_left_alone(client, stand):
@@ -531,7 +528,7 @@ def test_a_lock_of_another_is_left_alone(client, stand):
     stand.views = [view(token="ffff0000", task_id="id-9", host="worker-9")]
     stand.answers = dict.fromkeys(LABELS, "held by another")
     answer = browser.post("/release", data={**form, "token": TOKEN})
-    page = answer.get_data(as_text=True)
+    page = answer.text
     assert answer.status_code == 409
     assert "Nothing was released" in page
     assert "id-9" in page
@@ -543,14 +540,14 @@ def test_too_few_answers_never_tell_that_nobody_holds_it(client, stand):
     browser = client()
     form = confirm(browser)
     stand.views, stand.silent = [], LABELS[2:]
-    page = browser.get("/release?name=orders.bill:7&seen=0123abcd").get_data(as_text=True)
+    page = browser.get("/release?name=orders.bill:7&seen=0123abcd").text
     assert "nobody" not in page
     assert "any more" not in page
     assert "Cannot tell whether" in page
     assert all(label in page for label in LABELS[2:])
     stand.answers = {**dict.fromkeys(LABELS, "free"), **dict.fromkeys(LABELS[2:], "timed out")}
     answer = browser.post("/release", data={**form, "token": TOKEN})
-    page = answer.get_data(as_text=True)
+    page = answer.text
     assert answer.status_code == 503
     assert "nobody holds the lock any more" not in page
     assert "banner good" not in page
@@ -561,19 +558,19 @@ def test_a_majority_of_answers_tells_that_nobody_holds_it(client, stand):
     browser = client()
     form = confirm(browser)
     stand.views, stand.silent = [], LABELS[3:]
-    page = browser.get("/release?name=orders.bill:7&seen=0123abcd").get_data(as_text=True)
+    page = browser.get("/release?name=orders.bill:7&seen=0123abcd").text
     assert "nobody holds it" in page
     assert all(label in page for label in LABELS[3:])
     stand.answers = {**dict.fromkeys(LABELS, "free"), **dict.fromkeys(LABELS[3:], "timed out")}
     answer = browser.post("/release", data={**form, "token": TOKEN})
     assert answer.status_code == 200
-    assert "nobody holds the lock any more" in answer.get_data(as_text=True)
+    assert "nobody holds the lock any more" in answer.text
 
 
 def test_who_has_gone_cannot_be_released(client, stand):
     stand.views = [view(token="ffff0000", task_id="id-9")]
     answer = client().get("/release?name=orders.bill:7&seen=0123abcd")
-    page = answer.get_data(as_text=True)
+    page = answer.text
     assert "does not have the lock any more" in page
     assert "id-9" in page
     assert "seal" not in form_in(answer)
@@ -584,15 +581,15 @@ def test_what_others_wrote_cannot_be_released(client, stand):
     stand.views = [LockView("by-hand", {}, None, LABELS[:1], is_foreign=True)]
     browser = client()
     answer = browser.get("/release?name=by-hand&seen=")
-    assert "redlock:lock:by-hand" in answer.get_data(as_text=True)
+    assert "redlock:lock:by-hand" in answer.text
     assert "seal" not in form_in(answer)
-    assert "By hand…" in browser.get("/").get_data(as_text=True)
+    assert "By hand…" in browser.get("/").text
 
 
 def test_a_name_that_is_no_text_leads_nowhere(client, stand):
     """Asked for by what is left of its name, it would be free."""
     stand.views = [LockView("stra\ufffde", {}, None, LABELS[:1], is_foreign=True)]
-    page = client().get("/").get_data(as_text=True)
+    page = client().get("/").text
     assert "stra\ufffde" in page
     assert "By hand: its name is not UTF-8." in page
     assert 'href="/lock?name=stra' not in page
@@ -601,10 +598,10 @@ def test_a_name_that_is_no_text_leads_nowhere(client, stand):
 
 def test_without_a_token_there_is_nothing_to_release_with(client, stand, caplog):
     browser = client(token=None)
-    assert "Release…" not in browser.get("/").get_data(as_text=True)
+    assert "Release…" not in browser.get("/").text
     for answer in (browser.get("/release?name=x"), browser.post("/release", data={"name": "x"})):
         assert answer.status_code == 403
-        assert "redlock_web_token" in answer.get_data(as_text=True)
+        assert "redlock_web_token" in answer.text
     assert "Refused to release lock 'x'" in caplog.text
     assert stand.released == []
 
@@ -616,7 +613,7 @@ def test_a_wrong_token_releases_nothing(client, stand, caplog, wrong):
         "/release", data={**confirm(browser), "token": wrong.encode(errors="replace")}
     )
     assert answer.status_code == 403
-    assert "That was not the token" in answer.get_data(as_text=True)
+    assert "That was not the token" in answer.text
     assert "seal" in form_in(answer)
     assert stand.released == []
     assert "wrong token" in caplog.text
@@ -678,7 +675,7 @@ def test_a_form_is_good_for_one_browser_and_one_holder(client, stand, caplog):
     confirm(other)
     answers += [other.post("/release", data=form)]
     assert [answer.status_code for answer in answers] == [403] * 7
-    assert all("begin again" in answer.get_data(as_text=True) for answer in answers)
+    assert all("begin again" in answer.text for answer in answers)
     assert stand.released == []
     assert caplog.text.count("form void") == 7
 
@@ -727,7 +724,7 @@ def test_the_page_shows_all_there_is(client, stand):
     stand.statuses[3] = NodeStatus(LABELS[3], "quarantined", "9.1.2", 10.0, 31.5)
     stand.statuses[4] = NodeStatus(LABELS[4], "down", problem="Connection refused")
     stand.views = [view(renewals=6, margin=19.25), view("old", ttl=None, votes=1, task=None)]
-    page = client().get("/").get_data(as_text=True)
+    page = client().get("/").text
     text = " ".join(" ".join(Tags(page).texts).split())
     for told in (
         "Quorum: yes, without a node to spare. 3 of 5 nodes can vote, 3 are needed.",
@@ -745,7 +742,7 @@ def test_the_page_shows_all_there_is(client, stand):
 )
 def test_without_a_quorum_the_page_says_so(client, stand, state, quarantine, left):
     stand.statuses = [NodeStatus(label, state, "9.1.2", 9.0, quarantine) for label in LABELS]
-    page = client().get("/").get_data(as_text=True)
+    page = client().get("/").text
     (told,) = re.findall(r"Quorum: NO\..*", page)
     assert "redlock bootstrap" in told
     assert left in told
@@ -755,14 +752,14 @@ def test_without_a_quorum_nobody_is_never_said(client, stand):
     stand.views, stand.happened, stand.silent = [], [], LABELS[2:]
     browser = client()
     for path, told in (("/", "whether any lock is held"), ("/?q=x", "whether such a lock is held")):
-        page = browser.get(path).get_data(as_text=True)
+        page = browser.get(path).text
         assert f"Cannot tell {told}" in page
         assert "Nobody holds" not in page
         assert "No live lock" not in page
         assert "no live lock" not in page
         assert re.search(rf'No answer from\s+<bdi class="code">{LABELS[2]}', page)
     stand.silent = LABELS[3:]
-    page = browser.get("/").get_data(as_text=True)
+    page = browser.get("/").text
     assert "Nobody holds a lock." in page
     assert "No answer from" in page
 
@@ -798,26 +795,26 @@ def test_a_lock_that_quarantined_nodes_have_is_unclear(client, stand):
 def test_a_lock_that_silent_nodes_may_have_is_unclear(client, stand):
     """Two votes are no majority, nor an attempt, while three nodes do not answer."""
     stand.views, stand.silent = [view(votes=2)], LABELS[2:]
-    page = client().get("/?q=orders").get_data(as_text=True)
+    page = client().get("/?q=orders").text
     assert ">unclear</span>" in page
     assert ">no majority</span>" not in page
     assert "too few answered to say whether it is held" in page
     assert "There may be other locks" in page
     stand.silent = []
-    assert ">no majority</span>" in client().get("/").get_data(as_text=True)
+    assert ">no majority</span>" in client().get("/").text
 
 
 def test_what_could_not_be_read_is_said(client, stand):
     stand.page = lambda search: Page(None, None, None, None, 0.0)
-    page = client().get("/?q=x").get_data(as_text=True)
+    page = client().get("/?q=x").text
     assert "have not answered yet" in page
     assert page.count("Not read yet") == 4
     stand.explain = lambda name, search: (None, 0.0)
-    page = client().get("/lock?name=x").get_data(as_text=True)
+    page = client().get("/lock?name=x").text
     assert "have not answered yet" in page
     assert page.count("Not read yet") == 4
     stand.page = lambda search: Page(stand.statuses, Found([]), [], Tallies(), 30.0)
-    assert "The nodes are slow" in client().get("/").get_data(as_text=True)
+    assert "The nodes are slow" in client().get("/").text
 
 
 @pytest.mark.parametrize("is_read", list(itertools.product((True, False), repeat=4)))
@@ -862,8 +859,8 @@ def test_whatever_others_wrote_is_harmless(client, stand):
     ]
     for answer in answers:
         assert answer.status_code == 200
-        assert_harmless(answer.get_data(as_text=True))
-    assert "alert" in answers[0].get_data(as_text=True)
+        assert_harmless(answer.text)
+    assert "alert" in answers[0].text
 
 
 def assert_harmless(page):
@@ -886,7 +883,7 @@ def test_the_result_of_a_release_is_harmless(client, stand):
     stand.answers = {NASTY: NASTY}
     browser = client()
     answer = browser.post("/release", data={**confirm(browser), "token": TOKEN})
-    assert_harmless(answer.get_data(as_text=True))
+    assert_harmless(answer.text)
 
 
 def test_log_lines_cannot_be_forged(client, stand, caplog):
@@ -894,7 +891,7 @@ def test_log_lines_cannot_be_forged(client, stand, caplog):
     stand.views = [view(name)]
     browser = client()
     answer = browser.get("/release", query_string={"name": name, "seen": SEEN})
-    field = re.search(r'name="name" value="([^"]*)"', answer.get_data(as_text=True))
+    field = re.search(r'name="name" value="([^"]*)"', answer.text)
     assert field is not None
     browser.post("/release", data={**form_in(answer), "name": name, "token": "wrong"})
     browser.post("/release", data={**form_in(answer), "name": name, "token": TOKEN})
@@ -993,7 +990,7 @@ def test_a_holder_of_any_shape_is_shown(client, stand):
     ],
 )
 def test_a_search_finds_by_every_field(client, search, found):
-    page = client().get("/", query_string={"q": search}).get_data(as_text=True)
+    page = client().get("/", query_string={"q": search}).text
     assert ('href="/release?name=orders.bill:7' in page) == found
 
 
@@ -1001,11 +998,11 @@ def test_a_search_shows_lock_holder_and_refusals_together(client):
     """Why did my task not run? Asked by its id, by its name and by the lock."""
     browser = client()
     for search in ("id-7", "orders.bill", "orders.bill:7"):
-        page = browser.get("/", query_string={"q": search}).get_data(as_text=True)
+        page = browser.get("/", query_string={"q": search}).text
         text = " ".join("".join(Tags(page).texts).split())
         assert "Lock orders.bill:7 is held by task orders.bill[id-7]" in text
         assert "1 min 0 s ago: Skipped task orders.bill[id-8]" in text
-    nothing = browser.get("/?q=nightly").get_data(as_text=True)
+    nothing = browser.get("/?q=nightly").text
     assert "Nothing matches: no live lock" in nothing
 
 
@@ -1050,7 +1047,7 @@ def test_nodes_that_hang_are_waited_for_at_once(monkeypatch):
         yield
 
     monkeypatch.setattr(all_locks, "connected", connected)
-    locks = all_locks.AllLocks(NODES, Settings.from_conf({"redlock_nodes": NODES}).rules)
+    locks = all_locks.AllLocks(NODES, SETTINGS.rules)
     assert list(locks) == []
     assert locks.silent == LABELS
 
@@ -1066,24 +1063,20 @@ def test_waiting_for_the_first_lock_is_no_search():
     assert find_locks(views(), Search(), lambda: now[0]).complete
 
 
-def test_a_search_that_ended_early_says_so(client, stand):
+@pytest.mark.parametrize(
+    ("found", "more", "path", "told"),
+    [
+        ([], 0, "/?q=x", "No lock has such a name."),
+        ([], 0, "/?q=x", "those of 9,000 locks only"),
+        ([view()], 0, "/?q=x", "look at 9,000 locks only"),
+        ([view()], 8000, "/", "At least 8,000 more"),
+    ],
+)
+def test_a_search_that_ended_early_says_so(client, stand, found, more, path, told):
     """Nobody takes it for the whole truth."""
-    browser = client()
-    statuses, nothing = stand.statuses, []
-    stand.page = lambda _: Page(
-        statuses, Found([], 0, 9000, complete=False), nothing, Tallies(), 0.0
-    )
-    page = browser.get("/?q=x").get_data(as_text=True)
-    assert "No lock has such a name." in page
-    assert "those of 9,000 locks only" in page
-    stand.page = lambda _: Page(
-        statuses, Found([view()], 0, 9000, complete=False), nothing, Tallies(), 0.0
-    )
-    assert "look at 9,000 locks only" in browser.get("/?q=x").get_data(as_text=True)
-    stand.page = lambda _: Page(
-        statuses, Found([view()], 8000, 9000, complete=False), nothing, Tallies(), 0.0
-    )
-    assert "At least 8,000 more" in browser.get("/").get_data(as_text=True)
+    part = Found(found, more, 9000, complete=False)
+    stand.page = lambda _: Page(stand.statuses, part, [], Tallies(), 0.0)
+    assert told in client().get(path).text
 
 
 @pytest.mark.parametrize(
@@ -1123,14 +1116,14 @@ def test_what_happened_is_turned_over_page_by_page(client, stand):
     stand.happened = [skipped(id=f"r{i}", task_id=f"old-{i}-") for i in range(3 * ENTRIES)]
     browser, seen, path = client(), [], "/?q=orders"
     while path:
-        page = browser.get(path).get_data(as_text=True)
+        page = browser.get(path).text
         section = page[page.index('<table class="cards entries') :]
         seen += dict.fromkeys(re.findall(r"old-(\d+)-", section))
         older = re.search(r'href="([^"]*before=[^"]*)#happened">Older', page)
         path = older[1].replace("&amp;", "&") if older else ""
         assert not path or "q=orders" in path
     assert list(map(int, seen)) == list(range(3 * ENTRIES - 1, -1, -1))
-    forgotten = browser.get("/?before=gone").get_data(as_text=True)
+    forgotten = browser.get("/?before=gone").text
     assert "the journal has forgotten it" in forgotten
     assert "Newest" in forgotten
 
@@ -1157,7 +1150,7 @@ def test_what_happened_is_filtered_by_event_and_time(client, stand, asked, expec
         skipped(id="2", event="LeaseLost", at=now - 2000, task_id="lost-id", reason="deadline"),
         skipped(id="1", task_id="skipped-id"),
     ]
-    page = client().get(f"/?{asked}").get_data(as_text=True)
+    page = client().get(f"/?{asked}").text
     section = page[page.index('id="happened"') : page.index('id="locks"')]
     marks = {"skipped-id": "skipped", "lost-id": "lost", "down-node": "down"}
     assert [word for mark, word in marks.items() if mark in section] == expected.split()
@@ -1172,7 +1165,7 @@ def test_one_cause_is_one_row(client, stand):
         for again in (0, 1)
         for pid in range(5)
     ]
-    page = client().get("/").get_data(as_text=True)
+    page = client().get("/").text
     assert page.count("5 processes") == 2
     assert page.count("Lock node n is down") == 2
 
@@ -1181,7 +1174,7 @@ def test_one_cause_is_one_row(client, stand):
 
 
 def seen_in(answer):
-    return " ".join(" ".join(Tags(answer.get_data(as_text=True)).texts).split())
+    return " ".join(" ".join(Tags(answer.text).texts).split())
 
 
 def test_the_page_of_a_task_says_why_it_did_not_run(client, stand):
@@ -1246,7 +1239,7 @@ def test_many_blockers_are_counted(client, stand):
     stand.happened = [
         skipped(id=f"r{i}", holder={"task_id": f"by-{i}-", "host": "h"}) for i in range(50)
     ]
-    page = client().get("/task?name=orders.bill").get_data(as_text=True)
+    page = client().get("/task?name=orders.bill").text
     table = page[page.index("What was in its way") : page.index('id="charts"')]
     assert "by-49-" in table
     assert "by-1-" not in table
@@ -1260,7 +1253,7 @@ def test_the_page_of_a_lock_says_who_holds_it(client, stand):
     for told in ("This lock is held.", "id-7", "4 of 5", "token 0123abcd", "no answer", "id-8"):
         assert told in page, told
     assert 'href="/release?name=orders.bill:7&amp;seen=0123abcd"' in answer.text
-    free = client(token=None).get("/lock?name=nightly").get_data(as_text=True)
+    free = client(token=None).get("/lock?name=nightly").text
     assert "This lock is free." in free
     assert "/release" not in free
 
@@ -1306,7 +1299,7 @@ def test_a_filter_of_a_lock_goes_through_all_that_was_refused_for_it(monkeypatch
     lock = OneLock("orders.bill:7", [], {})
     monkeypatch.setattr(reader, "read_places", lambda *_: Places([lock]))
     monkeypatch.setattr(reader.JournalTail, "read", lambda _: records)
-    it = reader.Reader(NODES, Settings.from_conf({"redlock_nodes": NODES}).rules)
+    it = reader.Reader(NODES, SETTINGS.rules)
     try:
         found, _ = it.explain("orders.bill:7", Search(events=("LeaseLost",)))
         assert found.recent == [lost]
@@ -1359,7 +1352,7 @@ def test_the_page_of_a_lock_says_that_a_quorum_is_in_danger(client, stand, away,
 
 def test_every_lock_task_and_id_leads_somewhere(client):
     browser = client()
-    links = set(re.findall(r'href="([^"#]+)"', browser.get("/").get_data(as_text=True)))
+    links = set(re.findall(r'href="([^"#]+)"', browser.get("/").text))
     expected = {"/task?name=orders.bill", "/lock?name=orders.bill:7", "/?q=id-7", "/?q=id-8"}
     assert expected <= links
     for link in links:
@@ -1381,7 +1374,7 @@ def test_a_quorum_without_a_node_to_spare_is_amber(client, stand, up, total, mar
     stand.statuses = [
         NodeStatus(label, "up" if i < up else "down") for i, label in enumerate(LABELS[:total])
     ]
-    page = client().get("/").get_data(as_text=True)
+    page = client().get("/").text
     assert f'<p class="banner {mark}"><strong>Quorum:' in page
     assert ("without a node to spare" in page) == (mark == "warn")
 
@@ -1443,7 +1436,7 @@ def test_searches_never_starve_the_main_page(monkeypatch):
         return Found([])
 
     monkeypatch.setattr(reader.Reader, "_go_through", go_through)
-    it = reader.Reader(NODES, Settings.from_conf({"redlock_nodes": NODES}).rules)
+    it = reader.Reader(NODES, SETTINGS.rules)
     try:
         for i in range(2 * reader.SEARCHES):
             it._found(Search(f"s{i}")).ask()
@@ -1511,7 +1504,7 @@ def test_what_is_known_to_have_changed_is_read_again(monkeypatch):
 
     monkeypatch.setattr(reader.Reader, "_go_through", go_through)
     monkeypatch.setattr(reader, "release_seen", lambda *_: {})
-    it = reader.Reader(NODES, Settings.from_conf({"redlock_nodes": NODES}).rules)
+    it = reader.Reader(NODES, SETTINGS.rules)
     try:
         under_way = it._found(Search()).ask()
         assert begun.wait(60)
