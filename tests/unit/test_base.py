@@ -533,7 +533,9 @@ def test_a_body_that_has_not_begun_when_it_returns_is_refused(app, body, kind, o
 
     What autoretry puts around a body returns what the body does.
     """
-    with pytest.raises(ConfigurationError, match=f"its body is {kind} .*; make it a plain function"):
+    with pytest.raises(
+        ConfigurationError, match=f"its body is {kind} .*; make it a plain function"
+    ):
         app.task(base=RedlockTask, shared=False, lazy=False, **options)(body)
 
 

@@ -402,18 +402,19 @@ def test_the_sun_leaves_out_no_day(place):
     assert min(gaps) > 23 * HOUR
 
 
-@pytest.mark.skipif(
-    not hasattr(solar, "_next_event"), reason="before 5.6 Celery itself fails where the sun is away"
+where_the_sun_may_be_away = pytest.mark.skipif(
+    not hasattr(solar, "_next_event"), reason="before 5.6 Celery itself fails there"
 )
+
+
+@where_the_sun_may_be_away
 def test_where_the_sun_does_not_rise_there_is_no_slot():
     plan = sun("sunrise", 71.0, 25.8)
     assert due_between(plan, at("2026-12-05"), at("2026-12-08")) == []
     assert due_between(plan, at("2026-03-01"), at("2026-03-03")) != []
 
 
-@pytest.mark.skipif(
-    not hasattr(solar, "_next_event"), reason="before 5.6 Celery itself fails where the sun is away"
-)
+@where_the_sun_may_be_away
 def test_the_last_sunrise_before_a_polar_night_is_found_in_a_few_looks():
     """Who begins to lead in the dark of February does not search the sky for seconds."""
     plan = sun("sunrise", 78.2, 15.6)

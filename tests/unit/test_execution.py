@@ -272,19 +272,12 @@ def waiting_in(sent):
     return Waiting.of(sent[2]["headers"]["redlock"].get("waiting"))
 
 
-def test_a_copy_is_woken_when_the_one_that_runs_releases(app):
-    """It waits for the lock like any, and its lease is how long it waits at most."""
+@pytest.mark.parametrize(("limit", "wakes_it"), [(1, Wakes.FREE), (2, Wakes.RELEASE)])
+def test_a_copy_is_woken_when_the_one_that_runs_releases(app, limit, wakes_it):
+    """Where other places may be free only by that: it would find itself, and be woken at once."""
     with pytest.raises(Ignore):
-        deliver(app, taken(**MYSELF))
-    assert waiting_in(app.sent[0]).wakes_it is Wakes.FREE
-    assert app.sent[0][2]["countdown"] == 5
-
-
-def test_where_other_places_may_be_free_a_copy_is_woken_by_a_release_only(app):
-    """It would be woken by a free place at once, find itself, and be woken at once."""
-    with pytest.raises(Ignore):
-        deliver(app, taken(**MYSELF), options={"lock_limit": 2})
-    assert waiting_in(app.sent[0]).wakes_it is Wakes.RELEASE
+        deliver(app, taken(**MYSELF), options={"lock_limit": limit})
+    assert waiting_in(app.sent[0]).wakes_it is wakes_it
 
 
 QUEUED = Waiting("shop.bill", 1.7e9, 3)
@@ -299,18 +292,6 @@ def test_a_task_that_waited_as_a_message_leaves_the_line_with_its_lock(app):
     assert leave.arguments == (execution().encode(),)
     assert deliver(app) == 7  # the twin: one that never waited has nothing to leave
     assert len(app.locks.told) == 1
-
-
-def test_one_that_is_refused_again_stays_in_the_line(app):
-    """The nodes know since when it waits."""
-    with pytest.raises(Ignore):
-        deliver(
-            app,
-            taken(**STRANGER),
-            redlock={**HEADER, "waiting": QUEUED.parts},
-            options={"on_conflict": "queue", "lock_key": "shop.bill"},
-        )
-    assert app.locks.told == []
 
 
 def test_one_that_waits_for_another_of_its_names_leaves_the_first_line(app):
@@ -350,9 +331,11 @@ def test_one_that_waits_no_more_leaves_the_line(app, answer, options, error):
         (QuorumUnavailable("shop.bill", {}), {}),
         (MarkerStands("finishing"), {}),
         (taken(**MYSELF), {"lock_key": "shop.bill"}),
+        (taken(**STRANGER), {"lock_key": "shop.bill", "on_conflict": "queue"}),
     ],
 )
 def test_one_that_comes_again_stays_in_the_line(app, answer, options):
+    """The nodes know since when it waits."""
     with pytest.raises(Ignore):
         deliver(app, answer, redlock={**HEADER, "waiting": QUEUED.parts}, options=options)
     assert app.locks.told == []
@@ -369,16 +352,11 @@ def test_who_has_the_lock_is_told_how_long_it_waited_and_whether_it_was_woken(ap
 
 
 @pytest.mark.parametrize(
-    ("answer", "outcome"),
-    [
-        (MarkerStands("finishing"), Ignore),
-        (MarkerStands(""), Ignore),
-        (QuorumUnavailable("k", {}), Ignore),
-    ],
+    "answer", [MarkerStands("finishing"), MarkerStands(""), QuorumUnavailable("k", {})]
 )
-def test_what_has_queued_and_waits_for_no_lock_now_is_not_woken(app, answer, outcome):
+def test_what_has_queued_and_waits_for_no_lock_now_is_not_woken(app, answer):
     """The lock is free: it would go round as fast as the broker can. It keeps since when."""
-    with pytest.raises(outcome):
+    with pytest.raises(Ignore):
         deliver(app, answer, redlock={**HEADER, "waiting": QUEUED.parts})
     assert waiting_in(app.sent[0]) == QUEUED.unwoken
 

@@ -38,12 +38,7 @@ def _slots(monkeypatch):
 
 
 class World:
-    """
-    The time, on all clocks.
-
-    Attributes:
-        seconds: Since `START`.
-    """
+    """The time on all clocks, as seconds since `START`."""
 
     def __init__(self):
         self.seconds = 0.5
@@ -59,11 +54,8 @@ class Records:
     """
     Slot records that do as a test says.
 
-    Attributes:
-        known: Entry -> its last slot.
-        answers: What claims come to, in turn: an outcome, an error, or what is to be called for
-            one; after these every claim is granted.
-        calls: What was called, and with what claim.
+    Each claim takes the next of `answers`: an outcome, an error, or what is to be called for one;
+    after these it is granted.
     """
 
     def __init__(self):
@@ -96,12 +88,7 @@ class Records:
 
 
 class Listed(Scheduler):
-    """
-    Celery's scheduler in memory.
-
-    Attributes:
-        broker: Takes each message, or raises.
-    """
+    """Celery's scheduler in memory; `broker` takes each message, or raises."""
 
     max_interval = 0.25
     producer = None
@@ -118,13 +105,9 @@ class Listed(Scheduler):
 
 class Shop:
     """
-    A term of a scheduler with the given entries.
+    A term of a scheduler with the given entries; publishing those that are `down` fails.
 
-    Attributes:
-        down: Names of entries whose publish fails.
-        tried: Entry and slot [s since `START`] of every try to publish.
-        sent: Likewise of what was published.
-        args: Of what was published.
+    Slots in `tried` and `sent` are seconds since `START`.
     """
 
     def __init__(self, world, cls=Listed, *, known=None, deadline=None, tasks=None, **plans):
@@ -215,6 +198,12 @@ def world(monkeypatch):
     monkeypatch.setattr(wrapped_module, "datetime", Date)
     monkeypatch.setattr(slots_module, "datetime", Date)
     return world
+
+
+@pytest.fixture
+def shop(world):
+    """A term at whose beginning a slot is due, the next one 4.5 s later."""
+    return Shop(world, known={"a": 5.0}, a=5.0)
 
 
 @pytest.fixture(autouse=True)
@@ -341,8 +330,7 @@ def test_a_schedule_that_only_says_that_it_is_due_has_whole_seconds(world):
     assert len(set(shop.slots())) == 3
 
 
-def test_a_quorum_that_cannot_tell_what_ran_last_is_asked_again(world, caplog):
-    shop = Shop(world, known={"a": 5.0}, a=5.0)
+def test_a_quorum_that_cannot_tell_what_ran_last_is_asked_again(shop, caplog):
     shop.records.error = QuorumUnavailable("a", {})
     shop.run(2.2)
     assert shop.sent == []
@@ -360,8 +348,7 @@ def test_a_tick_looks_often_whether_we_still_lead(world):
 # -- failures --------------------------------------------------------------------------
 
 
-def test_a_failed_sync_is_no_failed_publish(world, caplog):
-    shop = Shop(world, known={"a": 5.0}, a=5.0)
+def test_a_failed_sync_is_no_failed_publish(shop, caplog):
     shop.scheduler.sync_every_tasks = 1
     shop.scheduler.failure = OSError("disk full")
     shop.run(11.0)
@@ -379,11 +366,13 @@ def test_the_wrapped_scheduler_stores_its_state(world):
     assert len(calls) == 2
 
 
-@pytest.mark.parametrize(("deadline", "longest"), [(None, 8.0), (16.0, 2.0), (3600.0, 8.0)])
+@pytest.mark.parametrize(
+    ("deadline", "longest"), [(None, 7.5), (16.0, 2.0), (64.0, 8.0), (3600.0, 8.0)]
+)
 def test_a_failed_publish_is_tried_again_with_growing_pauses(world, caplog, deadline, longest):
     shop = Shop(world, known={"a": 3600.0}, deadline=deadline, a=3600.0)
     shop.down = {"a"}
-    assert shop.publisher.longest_pause <= longest
+    assert shop.publisher.longest_pause == longest
     shop.run(14.9)
     times = [when for when, *_ in shop.tried]
     pauses = [after - before for before, after in pairwise(times)]
@@ -398,14 +387,8 @@ def test_a_failed_publish_is_tried_again_with_growing_pauses(world, caplog, dead
     assert shop.leader._owed == {}
 
 
-def test_the_pause_after_a_failure_has_a_bound(world):
-    for deadline, pause in ((16.0, 2.0), (64.0, 8.0), (3600.0, 8.0)):
-        assert Shop(world, deadline=deadline).publisher.longest_pause == pause
-
-
-def test_a_retry_says_that_its_slot_may_have_been_sent(world):
+def test_a_retry_says_that_its_slot_may_have_been_sent(shop):
     """Nobody knows what became of a publish that failed: its claim is never taken back."""
-    shop = Shop(world, known={"a": 5.0}, a=5.0)
     shop.down = {"a"}
     shop.run(2.0)
     claims = [claim for word, claim in shop.records.calls if word == "claim"]
@@ -431,9 +414,8 @@ def test_a_broker_that_is_back_gets_all_at_once(world):
     assert sorted(shop.sent) == [("a", 0.0), ("b", 0.0), ("c", 0.0)]
 
 
-def test_a_retry_uses_the_producer_of_now(world):
+def test_a_retry_uses_the_producer_of_now(shop):
     """That of the first try may be on a connection that is no more."""
-    shop = Shop(world, known={"a": 5.0}, a=5.0)
     used = []
     shop.scheduler.producer = "old"
     shop.scheduler.send_task = lambda *args, producer, **options: used.append(producer) or 1 / 0
@@ -443,9 +425,8 @@ def test_a_retry_uses_the_producer_of_now(world):
     assert used == ["old", "new"]
 
 
-def test_what_is_owed_of_an_entry_that_is_gone_is_dropped(world, caplog):
+def test_what_is_owed_of_an_entry_that_is_gone_is_dropped(shop, caplog):
     """Somebody took it out of the schedule: it is not published any more, and that is said."""
-    shop = Shop(world, known={"a": 5.0}, a=5.0)
     shop.down = {"a"}
     shop.run(1.0)
     del shop.scheduler.schedule["a"]
@@ -455,9 +436,8 @@ def test_what_is_owed_of_an_entry_that_is_gone_is_dropped(world, caplog):
     assert warnings_of(caplog, "'a' was removed from the schedule") == [logging.WARNING]
 
 
-def test_what_is_owed_of_an_entry_that_was_changed_is_published_as_it_is_now(world):
+def test_what_is_owed_of_an_entry_that_was_changed_is_published_as_it_is_now(shop):
     """Nobody wants the old arguments any more."""
-    shop = Shop(world, known={"a": 5.0}, a=5.0)
     shop.down = {"a"}
     shop.run(1.0)
     shop.change(args=("new",))
@@ -500,9 +480,8 @@ def test_no_quorum_for_a_claim_is_no_failure_of_the_broker(world, caplog):
 @pytest.mark.parametrize(
     ("state", "reason"), [(SlotState.DEPOSED, "deposed"), (SlotState.AHEAD, "clock")]
 )
-def test_some_claims_end_the_term(world, state, reason):
+def test_some_claims_end_the_term(shop, state, reason):
     """A newer leader, or a wrong clock: nothing is published, and nobody asks again."""
-    shop = Shop(world, known={"a": 5.0}, a=5.0)
     shop.records.answers = [Claimed(state)]
     for _ in range(2):
         with pytest.raises(TermOver) as over:
@@ -512,9 +491,8 @@ def test_some_claims_end_the_term(world, state, reason):
     assert shop.records.words == ["claim"]
 
 
-def test_a_lease_that_is_lost_after_the_claim_publishes_nothing(world):
+def test_a_lease_that_is_lost_after_the_claim_publishes_nothing(shop):
     """The claim is taken back, so that the next leader knows that nothing was sent."""
-    shop = Shop(world, known={"a": 5.0}, a=5.0)
 
     def lost():
         shop.held.lost_reason = "deadline"
@@ -529,8 +507,7 @@ def test_a_lease_that_is_lost_after_the_claim_publishes_nothing(world):
     assert not shop.records.calls[1][1].is_sent
 
 
-def test_without_a_lease_nothing_is_claimed(world):
-    shop = Shop(world, known={"a": 5.0}, a=5.0)
+def test_without_a_lease_nothing_is_claimed(shop):
     shop.held.lost_reason = "stolen"
     with pytest.raises(TermOver, match="stolen"):
         shop.leader.tick()
@@ -539,17 +516,15 @@ def test_without_a_lease_nothing_is_claimed(world):
     assert shop.records.calls == []
 
 
-def test_a_slot_that_another_one_is_about_to_publish_is_looked_at_again(world):
+def test_a_slot_that_another_one_is_about_to_publish_is_looked_at_again(shop):
     """It may yet die over it: soon it is either published, or ours."""
-    shop = Shop(world, known={"a": 5.0}, a=5.0)
     shop.records.answers = [Claimed(SlotState.TAKEN)] * 2
     shop.run(0.5 + 3 * SOON)
     assert shop.slots() == [0.0]
     assert shop.records.words == ["claim"] * 3 + ["settle"]
 
 
-def test_a_slot_that_was_published_is_left_alone(world):
-    shop = Shop(world, known={"a": 5.0}, a=5.0)
+def test_a_slot_that_was_published_is_left_alone(shop):
     shop.records.answers = [Claimed(SlotState.PUBLISHED)]
     shop.run(6.0)
     assert shop.slots() == [5.0]
@@ -704,9 +679,8 @@ def test_a_scheduler_that_returns_nothing_has_published(world):
     assert shop.skipped == []
 
 
-def test_a_duplicate_is_skipped_and_not_tried_again(world, caplog):
+def test_a_duplicate_is_skipped_and_not_tried_again(shop, caplog):
     """Its task is queued already and says so by an error, which Celery wraps."""
-    shop = Shop(world, known={"a": 5.0}, a=5.0)
     shop.down, shop.error = {"a"}, DuplicateTask("1", "report")
     shop.run(4.0)
     assert shop.skipped == ["duplicate"]
@@ -716,9 +690,8 @@ def test_a_duplicate_is_skipped_and_not_tried_again(world, caplog):
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_a_result_may_be_that_of_another_task(world, is_ours):
+def test_a_result_may_be_that_of_another_task(shop, is_ours):
     """Who joins another task published nothing; who finds its own copy did."""
-    shop = Shop(world, known={"a": 5.0}, a=5.0)
 
     def joined(*args, task_id, **options):
         return SimpleNamespace(id=task_id if is_ours else "other", duplicate=True)
