@@ -37,13 +37,10 @@ class One:
 
     def sleep(self, seconds, comes_in, woken_after=None, looks=()):
         """
-        Pause; return how long that took [s].
+        Pause for so long at most; return how long that took [s].
 
-        Args:
-            seconds: At most.
-            comes_in: When it comes by itself.
-            woken_after: A hint comes after so long.
-            looks: Where each sleep between two looks is noted, as a list.
+        It comes by itself in *comes_in*, or a hint does after *woken_after*; each sleep between
+        two looks is noted in *looks*.
         """
         began, steps = self.clock(), self.waiter.pause(seconds, comes_in)
         try:
