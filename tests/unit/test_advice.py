@@ -238,6 +238,13 @@ def bill(number):
     """Do nothing."""
 
 
+def app_with(setting):
+    app = Celery("shop", set_as_current=False, broker="memory://")
+    app.conf.update(redlock_nodes=["redis://one:1/0"], redlock_protect=setting)
+    app.task(bill, name="shop.bill", shared=False)
+    return app
+
+
 def tallied(app, tally):
     """Return the report of an app in which ``shop.bill`` did this for a day."""
     tallies = Tallies({"shop.bill": replace(tally, first=1.0, last=1.0 + 86400.0)})
@@ -250,10 +257,7 @@ REPORTED = TaskTally(ran=1000, ran_reported=1000, reported={"conflict": 5}, hold
 def test_an_entry_that_would_drop_an_option_is_not_offered():
     """It would stand before the one that has it: a callable, or what only another app knows."""
     setting = {"shop.*": {"lock_key": lambda task, args, kwargs: "x", "on_conflict": Retry(1)}}
-    app = Celery("shop", set_as_current=False, broker="memory://")
-    app.conf.update(redlock_nodes=["redis://one:1/0"], redlock_protect=setting)
-    app.task(bill, name="shop.bill", shared=False)
-    found = tallied(app, REPORTED)
+    found = tallied(app_with(setting), REPORTED)
     assert found.protect == ""
     (sentence,) = found.tasks[0].by_hand
     assert sentence.startswith("Add {'lock_wait': 2.0, 'lock_mode': 'enforce'} to the options")
@@ -265,19 +269,14 @@ def test_an_entry_that_would_drop_an_option_is_not_offered():
 
 def test_a_task_that_was_watched_without_a_refusal_is_to_be_enforced():
     """As no call of it would be refused. Twin: one that is enforced has nothing to change."""
-    app = Celery("shop", set_as_current=False, broker="memory://")
-    app.conf.update(redlock_nodes=["redis://one:1/0"], redlock_protect={"shop.*": {}})
-    app.task(bill, name="shop.bill", shared=False)
+    app = app_with({"shop.*": {}})
     entry = {"shop.bill": {"lock_mode": "enforce"}}
     assert tallied(app, replace(REPORTED, reported={})).entries == entry
     assert tallied(app, replace(REPORTED, reported={}, ran_reported=0)).entries == {}
 
 
 def test_what_would_fail_is_not_to_be_enforced():
-    app = Celery("shop", set_as_current=False, broker="memory://")
-    setting = {"shop.*": {"unique_on": ["number"]}}
-    app.conf.update(redlock_nodes=["redis://one:1/0"], redlock_protect=setting)
-    app.task(bill, name="shop.bill", shared=False)
+    app = app_with({"shop.*": {"unique_on": ["number"]}})
     assert "enforce" in tallied(app, REPORTED).protect
     assert tallied(app, replace(REPORTED, reported={"unnamed": 3})).protect == ""
 
@@ -295,9 +294,7 @@ def test_the_entries_are_python():
 def test_what_is_pasted_leaves_the_others_as_they_are():
     """An assignment in place of the setting would take the protection of all other tasks away."""
     setting = {"shop.*": {"unique_on": ["number"]}}
-    app = Celery("shop", set_as_current=False, broker="memory://")
-    app.conf.update(redlock_nodes=["redis://one:1/0"], redlock_protect=setting)
-    app.task(bill, name="shop.bill", shared=False)
+    app = app_with(setting)
     where, entries = tallied(app, REPORTED).to_paste
     assert where == "Ready to paste into redlock_protect, before what it has now"
     pasted = ast.literal_eval(f"{{{entries}}}") | setting

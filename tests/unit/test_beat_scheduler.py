@@ -23,15 +23,7 @@ from support.fakes import FakeClock, lease_of
 
 
 class Locks:
-    """
-    Locks that anybody gets.
-
-    Attributes:
-        leader: Who leads by what the nodes say; ``{}`` for nobody.
-        error: To be raised by a bid.
-        held: What was taken.
-        given_back: What was given back.
-    """
+    """Locks that anybody gets; the nodes say who is the `leader`, and a bid raises `error`."""
 
     labels = ("node-0",)
 
@@ -67,13 +59,7 @@ class Locks:
 
 
 class Wrapped(Scheduler):
-    """
-    A scheduler in memory that fails where a test says.
-
-    Attributes:
-        failing: Names of what fails.
-        closed: Those that were closed.
-    """
+    """A scheduler in memory; the methods that are `failing` do."""
 
     failing: set[str]
     closed: list[Scheduler]

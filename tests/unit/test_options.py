@@ -34,6 +34,13 @@ def declare(app, base=RedlockTask, **options):
     return app.tasks["shop.bill"]
 
 
+def another_like(app):
+    """Return an app with the same settings, to declare the task there once more."""
+    other = Celery("other", broker="memory://", set_as_current=False)
+    other.conf.update(dict(app.conf.changes))
+    return other
+
+
 def options_of(task):
     return lock_of(task).options
 
@@ -177,17 +184,14 @@ def test_a_callable_that_makes_several_names_does_not_go_with_unique_until(app):
     several = {"lock_key": lambda *_: ("a", "b"), "unique_until": "started"}
     with pytest.raises(LockKeyError, match="2 names, and unique_until reserves one"):
         declare(app, **several).lock_name((7,))
-    other = Celery("other", broker="memory://", set_as_current=False)
-    other.conf.update(dict(app.conf.changes))
     one = {"lock_key": lambda *_: ("a",), "unique_until": "started"}
-    assert declare(other, **one).lock_name((7,)) == "a"
+    assert declare(another_like(app), **one).lock_name((7,)) == "a"
 
 
 def test_options_for_uniqueness_have_defaults(app):
     chosen = options_of(declare(app))
     assert (chosen.unique_until, chosen.on_duplicate, chosen.reruns) == (None, "join", False)
-    other = Celery("other", broker="memory://", set_as_current=False)
-    other.conf.update(dict(app.conf.changes))
+    other = another_like(app)
     chosen = options_of(declare(other, unique_until="finished", on_duplicate="rerun"))
     assert (chosen.unique_for, chosen.reruns) == (3600.0, True)
 
@@ -208,11 +212,9 @@ def test_a_task_attribute_wins_over_the_setting(app):
     assert (by_setting.aborts_on_loss, by_setting.fence) == (False, False)
     assert by_setting.dedup_ttl == 60.0
 
-    other = Celery("other", broker="memory://", set_as_current=False)
-    other.conf.update(dict(app.conf.changes))
     by_task = options_of(
         declare(
-            other,
+            another_like(app),
             lock_ttl=10,
             lock_wait=0,
             on_conflict="fail",

@@ -216,7 +216,6 @@ def test_what_a_parent_counted_is_not_sent_by_its_child(clock):
 
 
 def counts(**numbers):
-    """Return counts."""
     return Counts(numbers, {})
 
 

@@ -48,16 +48,7 @@ def views(word):
 
 
 class Locks:
-    """
-    Locks that do as a test says.
-
-    Attributes:
-        word: What the nodes see, as in `views`.
-        outcome: What comes of a bid: an error to raise, or a lease to hold.
-        taken: What was asked for.
-        given_back: Which locks were.
-        error: To be raised when a lock is given back.
-    """
+    """The nodes see *word*, as in `views`; a bid raises *outcome*, and giving back `error`."""
 
     def __init__(self, clock, word="...", outcome=None):
         self.rules = Rules()
