@@ -19,12 +19,9 @@ SLOW = 0.8
 
 class Cluster:
     """
-    Nodes in the place of servers, and a connector's nodes for them.
+    Nodes in the place of servers, and a connector's `nodes` for them.
 
-    Attributes:
-        states: What each node says when it is looked at; an exception for one that is away.
-        asked: Which node was asked to enrol how, in this order.
-        nodes: As the connector has them.
+    A node says its state when it is looked at, and raises it where that is an exception.
     """
 
     def __init__(self, *states, slow=(), uptime=0.0):

@@ -22,13 +22,7 @@ class Stop(BaseException):
 
 
 class Inbox:
-    """
-    Handlers of two signals.
-
-    Attributes:
-        came: The signals that were let through.
-        error: To be raised by the handlers.
-    """
+    """Handlers of two signals, which note what `came` through, and raise `error`."""
 
     def __init__(self):
         self.came = []

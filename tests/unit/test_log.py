@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 import celery_redlock
-from celery_redlock import DuplicateTask, LockLost, LockTaken, QuorumUnavailable, events, log
+from celery_redlock import DuplicateTask, LockLost, LockTaken, QuorumUnavailable, events
 from celery_redlock.observers.logging import log_event
+from celery_redlock.process import log
 from celery_redlock.process.log import LONGEST_LINE, get_logger
 
 HOSTILE = "it\x1b[2J\r\n[2026-01-01 00:00:00,000: CRITICAL/MainProcess] forged\u2028\x9b\u202e"
@@ -70,7 +71,7 @@ def test_the_words_of_every_module_are_one_line(written):
 def test_no_module_has_a_logger_of_another_kind():
     root = Path(celery_redlock.__file__).parent
     others = [path for path in root.rglob("*.py") if "logging.getLogger" in path.read_text()]
-    assert others == [root / "log.py"]
+    assert others == [root / "process" / "log.py"]
 
 
 def test_a_record_that_is_printable_stays_as_it_is(caplog):

@@ -30,13 +30,7 @@ def trip(number):
 
 
 class Struck(RLOCK):
-    """
-    One that signals strike as it is taken.
-
-    Attributes:
-        signals: That arrive after it was taken, in the same call of C.
-        before: What is called before it is taken.
-    """
+    """One that `signals` strike after it was taken, in the same call of C."""
 
     signals = ()
     before = ()

@@ -23,11 +23,8 @@ class Page(HTMLParser):
     """
     What a page has; fails where tags do not match.
 
-    Attributes:
-        texts: Tag -> the texts of all elements of that kind.
-        kinds: Of the bars: class -> the titles of all bars of that class.
-        anchors: Every id.
-        links: Whatever leads or loads from somewhere.
+    `texts` are by tag, `kinds` are the titles of all bars by their class, `links` whatever leads or
+    loads from somewhere.
     """
 
     def __init__(self, text):
