@@ -77,7 +77,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 #: What needs no import of its own.
-_ROOMS = ("deferral", "errors", "events", "lock", "observers", "plugin", "settings", "task")
+_ROOMS = ("errors", "events", "lock", "observers", "plugin", "process", "settings", "task")
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of ours
 

@@ -392,7 +392,7 @@ def test_what_comes_later_waits_in_the_broker(it):
     message = {"task_id": task_id, "headers": Envelope(fresh_publish_id()).header(task_id)}
     result = begin(it, "late_long", "elsewhere", **message)
     it.task("late_long").apply_async(("elsewhere",), **message)  # as if the broker had two of it
-    it.wait_for_log(rf"late_long\[{result.id}\] set aside for (1\d|20) s")
+    it.wait_for_log(rf"Requeued late_long\[{result.id}\] for (1\d|20) s")
 
     def waits():
         if it.kind == "quorum":

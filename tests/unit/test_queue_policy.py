@@ -12,6 +12,7 @@ from celery_redlock import ConfigurationError, Fail, LockTaken, Queue, Skip
 from celery_redlock.events import TaskRefused
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.waiting.waiting import LEAVE, NO_CHANNEL, WAIT
+from celery_redlock.task.execution import delay as delaying
 from celery_redlock.task.execution import refused as refusing
 from celery_redlock.task.execution.begin import Refused
 from celery_redlock.task.execution.claim import Claim
@@ -64,13 +65,13 @@ EARS = object()
 
 @pytest.fixture
 def queue_up(monkeypatch):
-    def requeue(_claim, copy, after, **_):
-        queue_up.copies.append((copy, after))
-        return DeliveryOver("waits", Outcome.REQUEUED, float(after))
+    def requeue(_claim, later):
+        queue_up.copies.append((later.envelope, later.after))
+        return DeliveryOver("waits", Outcome.REQUEUED, float(later.after))
 
     monkeypatch.setattr(refusing, "requeue", requeue)
-    monkeypatch.setattr(refusing, "longest_countdown", lambda _app: 600.0)
-    monkeypatch.setattr(refusing, "delays_in_broker", lambda _app: False)
+    monkeypatch.setattr(delaying, "longest_countdown", lambda _app: 600.0)
+    monkeypatch.setattr(delaying, "delays_in_broker", lambda _app: False)
 
     def queue_up(*ballot, before=None, most=2, publish_id="0" * 32, copy_id="", listener=EARS):
         asked, told = [], []

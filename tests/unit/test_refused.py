@@ -32,7 +32,7 @@ from celery_redlock.task.execution.claim import Claim
 from celery_redlock.task.execution.outcome import Outcome
 from celery_redlock.task.execution.plan import Situation
 from celery_redlock.task.execution.refused import refuse
-from celery_redlock.task.execution.requeue import requeue
+from celery_redlock.task.execution.requeue import Requeue, requeue
 from celery_redlock.task.messages.broker import longest_countdown
 from celery_redlock.task.messages.delivery import Delivery
 from celery_redlock.task.messages.envelope import Envelope
@@ -350,8 +350,8 @@ def test_a_copy_that_cannot_be_set_aside_writes_no_state(app, monkeypatch, pause
     task = declare(app, acks_late=True)
     monkeypatch.setattr(app, "send_task", Mock(side_effect=EncodeError("no JSON")))
     with pytest.raises(Reject) as rejected:
-        how = {"reason": "it runs elsewhere", "outcome": Outcome.SET_ASIDE}
-        requeue(Claim.of(task, delivery(task)), Envelope(), 1.0, **how)
+        aside = Requeue(Envelope(), 1.0, "the same execution runs elsewhere", Outcome.SET_ASIDE)
+        requeue(Claim.of(task, delivery(task)), aside)
     assert rejected.value.requeue
     assert len(pauses) == 1
 

@@ -18,10 +18,10 @@ from celery_redlock.lock.algorithm.request import LockRequest, MarkerStands
 from celery_redlock.lock.held import HeldLock, NotLocked
 from celery_redlock.lock.records import place_name, shorten
 from celery_redlock.lock.scripts.requests import Marker
-from celery_redlock.lock.waiting.waiting import leave_request
 from celery_redlock.plugin import locking
 from celery_redlock.process.log import get_logger
 from celery_redlock.task.execution.claim import Claim
+from celery_redlock.task.execution.line import leave_line
 from celery_redlock.task.execution.outcome import DONE
 from celery_redlock.task.execution.plan import Plan, Situation, plan
 from celery_redlock.task.policies import RunUnlocked
@@ -33,7 +33,6 @@ __all__ = [
     "Refused",
     "begin",
     "has_previous",
-    "leave_line",
     "take",
 ]
 
@@ -262,9 +261,3 @@ def acquire(claim: Claim, wait: float, on_lost: OnLost, ends: float | None) -> H
     if waiting is not None:
         leave_line(claim, waiting.name)
     return held
-
-
-def leave_line(claim: Claim, name: str) -> None:
-    """Have the nodes forget that the task waits as a message for the lock *name*."""
-    locks = claim.plugin.locks
-    locks.driver.tell(leave_request(locks.rules, name, claim.delivery.execution))

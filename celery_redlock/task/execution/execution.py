@@ -29,9 +29,10 @@ from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.scripts.requests import Marker
 from celery_redlock.process.deferral import defer_signals
 from celery_redlock.process.log import get_logger
-from celery_redlock.task.execution.begin import Finished, Granted, Refused, begin, leave_line
+from celery_redlock.task.execution.begin import Finished, Granted, Refused, begin
 from celery_redlock.task.execution.claim import Claim, end_reservation
 from celery_redlock.task.execution.interrupt import Interrupt, LockInterrupt, defer_interrupts
+from celery_redlock.task.execution.line import leave_line
 from celery_redlock.task.execution.outcome import (
     DONE,
     FINISHING,

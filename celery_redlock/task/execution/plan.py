@@ -9,7 +9,7 @@ from celery_redlock.task.execution.outcome import Outcome
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.policies import Fail, Policy, Queue, Reschedule, Retry
 
-__all__ = ["Plan", "SetAside", "Situation", "plan", "policy_for"]
+__all__ = ["Plan", "PutOff", "SetAside", "Situation", "plan", "policy_for"]
 
 
 class Situation(enum.Enum):
@@ -45,9 +45,11 @@ class SetAside:
 
 
 Plan = Policy | SetAside
+#: The task is delivered again.
+PutOff = Retry | Reschedule | Queue | SetAside
 
 #: To fail would stand for the result of the one that runs.
-RUNS_ELSEWHERE = SetAside("it runs elsewhere", Outcome.SET_ASIDE, may_fail=False)
+RUNS_ELSEWHERE = SetAside("the same execution runs elsewhere", Outcome.SET_ASIDE, may_fail=False)
 BEHIND_PREVIOUS = SetAside("the execution before it has not ended", Outcome.SET_ASIDE)
 NEXT_RUN = SetAside("the run before it has not ended", Outcome.REQUEUED)
 

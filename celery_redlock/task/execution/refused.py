@@ -11,32 +11,27 @@ Do what the plan says with a task that was not granted its lock.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from celery.utils.time import get_exponential_backoff_interval
-
 from celery_redlock.errors import LockNotAcquired, LockTaken, QuorumUnavailable
 from celery_redlock.events import (
+    TaskEvent,
     TaskQueued,
     TaskRefused,
     TaskRescheduled,
     TaskRetried,
     TaskSkipped,
 )
-from celery_redlock.lock.algorithm.effects import Ask
-from celery_redlock.lock.scripts.votes import VoteKind, has_majority
-from celery_redlock.lock.waiting.waiting import has_answered, wait_request
 from celery_redlock.process.log import get_logger
-from celery_redlock.task.execution.begin import Finished, Refused, holder_in, leave_line
-from celery_redlock.task.execution.claim import Claim
+from celery_redlock.task.execution.begin import Finished, Refused, holder_in
+from celery_redlock.task.execution.delay import delay
 from celery_redlock.task.execution.followers import fail_followers, stop_chain
+from celery_redlock.task.execution.line import is_full, leave_line_before
 from celery_redlock.task.execution.outcome import DeliveryOver, Outcome
-from celery_redlock.task.execution.plan import SetAside
-from celery_redlock.task.execution.requeue import headers_of, requeue
-from celery_redlock.task.messages.broker import delays_in_broker, longest_countdown, way_back
+from celery_redlock.task.execution.plan import PutOff, SetAside
+from celery_redlock.task.execution.requeue import Requeue, requeue, retry
 from celery_redlock.task.messages.envelope import MOST_RESCHEDULES
 from celery_redlock.task.messages.waiting import Waiting, Wakes
 from celery_redlock.task.policies import (
@@ -46,16 +41,12 @@ from celery_redlock.task.policies import (
     Retry,
     RunUnlocked,
     Skip,
-    no_branch_for,
-    no_later,
 )
 
 __all__ = ["Skipped", "about", "end_copy", "refuse"]
 
 logger = get_logger(__name__)
 
-#: When a copy comes that no release wakes, as the end of another execution is to be awaited.
-UNTIL_THAT_ENDS = Reschedule(cap=10.0)
 #: When a copy comes back to see whether the result of what has finished is stored, as a share of
 #: the lease: a marker that says "finishing" lives no longer, and its worker is then taken for dead.
 SHARE_OF_LEASE = 1 / 3
@@ -83,25 +74,18 @@ def refuse(refused: Refused) -> Any:
         LockTaken, QuorumUnavailable: The task is to fail.
         celery.exceptions.Retry, Ignore, Reject: It is delivered again.
     """
-    plan = refused.plan
-    if isinstance(plan, Queue) and not may_wait(refused, plan):
+    claim, plan, wakes_it = refused.claim, refused.plan, woken_by(refused)
+    waiting = Waiting.again(claim.delivery.envelope.waiting, refused.error.name, wakes_it)
+    if isinstance(plan, Queue) and is_full(claim, waiting, plan.max_waiting):
         plan = replace(refused, is_full=True).plan
     try:
         match plan:
             case Skip():
                 return skip(refused)
-            case Retry():
-                raise retry(refused, plan)
-            case Reschedule():
-                raise reschedule(refused, plan)
-            case Queue():
-                raise queue(refused)
-            case SetAside():
-                raise set_aside(refused, plan)
             case Fail() | RunUnlocked():  # the latter has begun
                 raise refused.error
             case _:
-                no_branch_for(plan)
+                raise put_off(refused, plan, waiting)
     except LockNotAcquired as error:  # also where it could not be published again
         fail(refused, error)
         raise
@@ -148,143 +132,70 @@ def hint_at_tests() -> None:
     )
 
 
-# --- the same message is delivered again ----------------------------------------------------------
+# --- the same task is delivered again ----------------------------------------------------------
 
 
-def retry(refused: Refused, policy: Retry) -> Exception:
-    """Retry as the task itself would, with the delay of the policy or of the task."""
-    claim, error = refused.claim, refused.error
-    task, request = claim.task, claim.request
-    countdown = policy.countdown
-    if countdown is None and getattr(task, "retry_backoff", None):
-        countdown = get_exponential_backoff_interval(
-            factor=int(max(1.0, float(task.retry_backoff))),
-            retries=request.retries,
-            maximum=getattr(task, "retry_backoff_max", 600),
-            full_jitter=getattr(task, "retry_jitter", True),
-        )
-    if countdown is None:
-        countdown = task.default_retry_delay
-    headers = {**headers_of(request), **claim.delivery.retry.header(request.id)}
-    again = {"headers": headers, **way_back(task.app, request)}
-    # Not at once: Celery stores RETRY after the publish, and would write it over what came next.
-    countdown = no_later(max(1, math.ceil(countdown)), quarantine_of(error))
-    again_later: Exception = task.retry(exc=error, countdown=countdown, throw=False, **again)
-    claim.plugin.notify(TaskRetried(**about(refused), countdown=float(countdown)))
-    return again_later
-
-
-def reschedule(refused: Refused, policy: Reschedule) -> DeliveryOver:
-    """Requeue the task as the policy says."""
-    claim, error = refused.claim, refused.error
-    envelope = claim.delivery.copy
-    times = envelope.reschedules
-    countdown = policy.countdown(times, longest_countdown(claim.task.app))
-    over = requeue(
-        claim,
-        envelope._replace(reschedules=min(times + 1, MOST_RESCHEDULES)),
-        no_later(countdown, quarantine_of(error)),
-        reason="rescheduled",
-        outcome=Outcome.REQUEUED,
-        otherwise=error,
-    )
-    claim.plugin.notify(
-        TaskRescheduled(**about(refused), countdown=int(over.comes_in), times=times + 1)
-    )
+def put_off(refused: Refused, plan: PutOff, waiting: Waiting) -> Exception:
+    """Have the same task delivered again; return what ends this delivery."""
+    claim, after = refused.claim, delay(refused, plan, waiting)
+    if isinstance(plan, Retry):
+        over: Exception = retry(claim, refused.error, after)
+    else:
+        over = requeue(claim, later(refused, plan, waiting, after))
+        after = over.comes_in
+    if isinstance(plan, (Queue, SetAside)):
+        leave_line_before(claim, waiting)
+    report_delay(refused, plan, waiting, after)
     return over
 
 
-def quarantine_of(error: LockNotAcquired) -> float | None:
-    """Return how long the quarantine lasts that *error* is due to [s]; None if it is not."""
-    return error.retry_after if isinstance(error, QuorumUnavailable) else None
+def later(
+    refused: Refused, plan: Reschedule | Queue | SetAside, waiting: Waiting, after: float
+) -> Requeue:
+    """Return how the task is delivered again."""
+    envelope, error = refused.claim.delivery.copy, refused.error
+    match plan:
+        case Reschedule():
+            times = min(envelope.reschedules + 1, MOST_RESCHEDULES)
+            copy = envelope._replace(reschedules=times)
+            return Requeue(copy, after, "rescheduled", Outcome.REQUEUED, error)
+        case Queue():
+            copy = envelope._replace(waiting=waiting)
+            return Requeue(copy, after, "waits for its lock", Outcome.REQUEUED, error)
+        case SetAside():
+            copy = envelope._replace(waiting=waiting)
+            otherwise = error if plan.may_fail else None
+            return Requeue(copy, after, plan.reason, plan.outcome, otherwise)
 
 
-def may_wait(refused: Refused, policy: Queue) -> bool:
-    """Return whether the task may wait for its lock; with `Queue.max_waiting` it is noted."""
-    most = policy.max_waiting
-    if most is None:
-        return True
-    claim = refused.claim
-    delivery, waiting = claim.delivery, again(refused, Wakes.FREE)
-    one = waiting.in_line(claim.task.name, delivery.task_id, delivery.execution)
-    locks = claim.plugin.locks
-    ballot = locks.driver.ask(Ask(wait_request(locks.rules, one, most), has_answered))
-    may = not has_majority(ballot, VoteKind.REFUSED)
-    if not may:
-        leave_line(claim, one.name)  # on some it is noted
-    return may
-
-
-def queue(refused: Refused) -> DeliveryOver:
-    """Requeue the task until its lock is released."""
-    claim, waiting = refused.claim, again(refused, Wakes.FREE)
-    longest = longest_countdown(claim.task.app)
-    # Where nothing can wake it, it is delivered as often as if it were rescheduled.
-    after = (
-        waiting.comes_by_itself(longest)
-        if can_be_woken(claim)
-        else Reschedule().countdown(waiting.times - 1, longest)
-    )
-    over = requeue(
-        claim,
-        claim.delivery.copy._replace(waiting=waiting),
-        after,
-        reason="waits for its lock",
-        outcome=Outcome.REQUEUED,
-        otherwise=refused.error,
-    )
-    if claim.delivery.is_second_publish:  # its copy has an id, and is another one in line
-        leave_line(claim, waiting.name)
-    event = TaskQueued(
-        **about(refused), countdown=int(over.comes_in), times=waiting.times, since=waiting.since
-    )
+def report_delay(refused: Refused, plan: PutOff, waiting: Waiting, after: float) -> None:
+    """Tell the observers, or the log, that the task comes again *after* so long [s]."""
+    claim, seconds = refused.claim, int(after)
+    match plan:
+        case Retry():
+            event: TaskEvent = TaskRetried(**about(refused), countdown=float(after))
+        case Reschedule():
+            times = claim.delivery.envelope.reschedules + 1
+            event = TaskRescheduled(**about(refused), countdown=seconds, times=times)
+        case Queue():
+            times, since = waiting.times, waiting.since
+            event = TaskQueued(**about(refused), countdown=seconds, times=times, since=since)
+        case SetAside():
+            logger.info("Requeued %s for %d s: %s", claim, seconds, plan.reason)
+            return
     claim.plugin.notify(event)
-    return over
 
 
-def set_aside(refused: Refused, plan: SetAside) -> DeliveryOver:
-    """Requeue a copy until the other execution has released, or its lease may have ended."""
-    claim, error = refused.claim, refused.error
-    # Where other places may be free, or the lock is no more than a part of what it waits for, a
-    # lock that is free would wake it at once.
-    is_held = isinstance(error, LockTaken) and claim.limits.get(error.name, 1) == 1
-    waiting = again(refused, Wakes.FREE if is_held else Wakes.RELEASE)
-    over = requeue(
-        claim,
-        claim.delivery.copy._replace(waiting=waiting),
-        until_that_ends(refused, plan, waiting),
-        reason=plan.reason,
-        outcome=plan.outcome,
-        otherwise=error if plan.may_fail else None,
-    )
-    logger.info("%s set aside for %d s: %s", claim, over.comes_in, plan.reason)
-    return over
+def woken_by(refused: Refused) -> Wakes:
+    """
+    Return what is to wake the task if it waits.
 
-
-def until_that_ends(refused: Refused, plan: SetAside, waiting: Waiting) -> float:
-    """Return when a copy comes if nobody wakes it [s]; the next run soon, where nobody can."""
-    claim = refused.claim
-    left: float | None = holder_in(refused).get("ttl")
-    is_urgent = plan.outcome is Outcome.REQUEUED and not can_be_woken(claim)
-    if left is not None and not is_urgent:
-        return left
-    return UNTIL_THAT_ENDS.countdown(waiting.times - 1, longest_countdown(claim.task.app))
-
-
-def again(refused: Refused, wakes_it: Wakes) -> Waiting:
-    """Return that the task waits for the lock that it was refused, and for no other any more."""
-    claim = refused.claim
-    before = claim.delivery.envelope.waiting
-    waiting = Waiting.again(before, refused.error.name, wakes_it)
-    if before is not None and before.name != waiting.name:
-        leave_line(claim, before.name)
-    return waiting
-
-
-def can_be_woken(claim: Claim) -> bool:
-    """Return whether a release can wake a message: it waits in a worker that hears the nodes."""
-    is_heard = claim.plugin.locks.listener is not None
-    return is_heard and not delays_in_broker(claim.task.app)
+    Set aside where other places may be free, or the lock is no more than a part of what it waits
+    for, it would be woken at once by a lock that is free.
+    """
+    error = refused.error
+    is_held = isinstance(error, LockTaken) and refused.claim.limits.get(error.name, 1) == 1
+    return Wakes.FREE if is_held or isinstance(refused.plan, Queue) else Wakes.RELEASE
 
 
 def end_copy(finished: Finished) -> DeliveryOver:
@@ -294,6 +205,6 @@ def end_copy(finished: Finished) -> DeliveryOver:
         logger.info("%s has finished before; this copy ends", claim)
         return DeliveryOver("this execution has finished before", Outcome.REPEATED)
     reason, after = "it may have finished", claim.options.ttl * SHARE_OF_LEASE
-    over = requeue(claim, claim.delivery.copy, after, reason=reason, outcome=Outcome.REPEATED)
-    logger.info("%s set aside for %d s: %s", claim, over.comes_in, reason)
+    over = requeue(claim, Requeue(claim.delivery.copy, after, reason, Outcome.REPEATED))
+    logger.info("Requeued %s for %d s: %s", claim, over.comes_in, reason)
     return over

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from kombu import pools
@@ -24,7 +25,7 @@ from celery_redlock.task.execution.outcome import DeliveryOver, Outcome, PutBack
 from celery_redlock.task.messages.broker import driver_of, longest_countdown, way_back
 from celery_redlock.task.messages.envelope import Envelope
 
-__all__ = ["headers_of", "requeue"]
+__all__ = ["Requeue", "headers_of", "requeue", "retry"]
 
 logger = get_logger(__name__)
 
@@ -36,22 +37,12 @@ PUT_BACK_AFTER = 0.5, 1.5
 DEATHS = ("x-death", "x-first-death-", "x-last-death-")
 
 
-def requeue(
-    claim: Claim,
-    envelope: Envelope,
-    after: float,
-    *,
-    reason: str,
-    outcome: Outcome,
-    otherwise: Exception | None = None,
-) -> DeliveryOver:
+@dataclass(frozen=True)
+class Requeue:
     """
-    Publish a copy of the message for later; return what ends this delivery without a state.
+    How a task is delivered again.
 
-    The copy carries all that the message did, `retries` unchanged.
-
-    Args:
-        claim: Of the execution.
+    Attributes:
         envelope: Of the copy.
         after: When the copy may have its turn [s from now]; in whole seconds and at least one, as
             quorum queues take nothing else, and no longer than the broker can bear.
@@ -60,14 +51,28 @@ def requeue(
         otherwise: How the task is to fail, visibly, if it could not be published, and the
             broker does not have the delivered message any more, or another try would fail, too.
             None if another delivery of it will store its result.
+    """
+
+    envelope: Envelope
+    after: float
+    reason: str
+    outcome: Outcome
+    otherwise: Exception | None = None
+
+
+def requeue(claim: Claim, later: Requeue) -> DeliveryOver:
+    """
+    Publish a copy of the message for later; return what ends this delivery without a state.
+
+    The copy carries all that the message did, `retries` unchanged.
 
     Raises:
         PutBack: It could not be published, and the broker still has the delivered message.
-        Exception: *otherwise*.
+        Exception: `Requeue.otherwise`.
     """
     task, request = claim.task, claim.request
-    countdown = max(1, math.ceil(min(after, longest_countdown(task.app))))
-    headers = {**headers_of(request), **envelope.header(request.id)}
+    countdown = max(1, math.ceil(min(later.after, longest_countdown(task.app))))
+    headers = {**headers_of(request), **later.envelope.header(request.id)}
     if request.parent_id is None:  # or Celery takes the task that publishes for its parent: itself
         headers["parent_id"] = None
     again = task.signature_from_request(
@@ -84,11 +89,25 @@ def requeue(
     except Exception as error:
         logger.exception("%s could not be published again", claim)
         is_to_fail = not (task.acks_late and is_of_connection(error, task.app))
-        if otherwise is not None and is_to_fail:
-            raise otherwise from error
+        if later.otherwise is not None and is_to_fail:
+            raise later.otherwise from error
         pause(jitter(*PUT_BACK_AFTER))  # or it would be delivered as fast as the broker can
-        raise PutBack(error, outcome) from error
-    return DeliveryOver(reason, outcome, float(countdown))
+        raise PutBack(error, later.outcome) from error
+    return DeliveryOver(later.reason, later.outcome, float(countdown))
+
+
+def retry(claim: Claim, error: Exception, countdown: float) -> Exception:
+    """Retry as the task itself would; return what ends this delivery."""
+    task, request = claim.task, claim.request
+    headers = {**headers_of(request), **claim.delivery.retry.header(request.id)}
+    again: Exception = task.retry(
+        exc=error,
+        countdown=countdown,
+        throw=False,
+        headers=headers,
+        **way_back(task.app, request),
+    )
+    return again
 
 
 def ids_of(request: Any) -> dict[str, str]:
