@@ -451,8 +451,9 @@ def begun(app, published, shape):
     ((_, _, _, sent),) = published
     waiting.pop(sent["task_id"], None)  # in Celery 5.4 a chord whose body is a chain has no parent
     text = json.dumps({"chain": sent.get("chain"), "callbacks": sent.get("link")})
-    if CELERY < (5, 7):  # for such a chord it returns ids that it never publishes
-        waiting = {task_id: result for task_id, result in waiting.items() if task_id in text}
+    # Of a chord Celery may return ids that it never publishes: up to 5.6 where its body is a chain,
+    # in 5.7 of a group behind a group.
+    waiting = {task_id: result for task_id, result in waiting.items() if task_id in text}
     return first, delivery(first, **json.loads(text)), waiting
 
 
