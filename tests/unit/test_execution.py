@@ -272,7 +272,11 @@ def waiting_in(sent):
     return Waiting.of(sent[2]["headers"]["redlock"].get("waiting"))
 
 
-@pytest.mark.parametrize(("limit", "wakes_it"), [(1, Wakes.FREE), (2, Wakes.RELEASE)])
+@pytest.mark.parametrize(
+    ("limit", "wakes_it"),
+    [(1, Wakes.FREE), (2, Wakes.RELEASE)],
+    ids=["one place", "several places"],
+)
 def test_a_copy_is_woken_when_the_one_that_runs_releases(app, limit, wakes_it):
     """Where other places may be free only by that: it would find itself, and be woken at once."""
     with pytest.raises(Ignore):

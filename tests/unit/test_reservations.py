@@ -1185,8 +1185,8 @@ def test_of_triggers_that_may_expire_none_has_another_to_lose(world):
         (GENEROUS, 0.0, "a retry was given what was not for it"),
         (TRUSTING, 0.5, "merged into what may expire"),
     ],
+    ids=["any version is stored", "every execution is handed it", "what may expire is merged into"],
 )
 def test_the_world_sees_what_nodes_do_without_a_rule(mutant, expiring, wrong):
-    """Store whatever version comes; hand over to every execution; merge into what may expire."""
     with changed(mutant):
         assert any(wrong in TriggerWorld(seed, expiring=expiring).live() for seed in SEARCH)

@@ -260,7 +260,11 @@ def test_a_split_is_tried_again_until_the_time_is_up(ballot, error):
     assert type(drive.error) is error
 
 
-@pytest.mark.parametrize(("took", "pause"), [(0.02, 0.02), (1.0, Rules().node_timeout)])
+@pytest.mark.parametrize(
+    ("took", "pause"),
+    [(0.02, 0.02), (1.0, Rules().node_timeout)],
+    ids=["a slow round", "a wait to connect"],
+)
 def test_the_pause_after_a_split_is_as_long_as_a_slow_round(took, pause):
     """
     Where requests take 20 ms, contenders that all come back within 2 ms meet again.
@@ -319,6 +323,7 @@ def test_a_marker_of_one_node_of_three_is_no_reason_to_wait():
         (marked("done"), marked("finishing")),
         (marked("finishing"), marked("done")),
     ],
+    ids=["silence", "no connection", "a quarantine", "another word", "another word first"],
 )
 def test_a_marker_that_too_few_tell_of_alike_is_in_doubt(ballot):
     """What may have finished is not called unavailable: by policy that might run it, or fail it."""

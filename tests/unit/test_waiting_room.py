@@ -202,6 +202,7 @@ def test_one_that_waits_is_noted(app):
         {"eta": False},  # only what Celery holds back can be woken
         *({"since": never} for never in ("1", -1.0, 1e300, float("nan"), None, True)),  # not ours
     ],
+    ids=str,
 )
 def test_what_does_not_wait_for_the_lock_is_not_woken(app, said):
     """Twin: the test above."""

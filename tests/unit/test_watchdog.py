@@ -344,7 +344,9 @@ def test_a_holders_callback_that_fails_harms_no_other_lock(watchdog, take, clock
     assert len(watchdog._due) == 2
 
 
-@pytest.mark.parametrize(("late", "said"), [(5.1, "5.1 s late"), (4.9, "")])
+@pytest.mark.parametrize(
+    ("late", "said"), [(5.1, "5.1 s late"), (4.9, "")], ids=["late", "nearly in time"]
+)
 def test_a_late_thread_says_so(take, watchdog, clock, caplog, late, said):
     """More than a sixth of the TTL behind, leases are at risk: something starves the process."""
     take()

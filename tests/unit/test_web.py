@@ -1071,6 +1071,7 @@ def test_waiting_for_the_first_lock_is_no_search():
         ([view()], 0, "/?q=x", "look at 9,000 locks only"),
         ([view()], 8000, "/", "At least 8,000 more"),
     ],
+    ids=["no name", "nothing else", "some", "very many"],
 )
 def test_a_search_that_ended_early_says_so(client, stand, found, more, path, told):
     """Nobody takes it for the whole truth."""
