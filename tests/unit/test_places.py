@@ -255,24 +255,21 @@ def test_with_min_hold_so_many_start_per_window(min_hold, most):
     assert len(starts) > 15
 
 
-@pytest.mark.parametrize("limit", [0, -1, 1001, 2.0, True, "3", (), (1, 0)])
-def test_a_limit_is_a_number_of_places(limit):
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        *(
+            ({"lock_limit": limit}, "lock_limit must be a whole number")
+            for limit in (0, -1, 1001, 2.0, True, "3", (), (1, 0))
+        ),
+        ({"lock_limit": 2, "unique_until": "started"}, "lock_limit=2 lets several run at once"),
+    ],
+)
+def test_a_limit_is_a_number_of_places(options, words):
     app = Celery("shop", broker="memory://", set_as_current=False)
-    with pytest.raises(ConfigurationError, match="lock_limit must be a whole number"):
+    with pytest.raises(ConfigurationError, match=words):
 
-        @app.task(base=RedlockTask, name="shop.bill", lock_limit=limit, shared=False)
-        def bill():
-            """Do nothing."""
-
-        app.tasks["shop.bill"].check_lock()
-
-
-def test_a_limit_does_not_go_with_unique_until():
-    app = Celery("shop", broker="memory://", set_as_current=False)
-    options = {"lock_limit": 2, "unique_until": "started", "shared": False}
-    with pytest.raises(ConfigurationError, match="lock_limit=2 lets several run at once"):
-
-        @app.task(base=RedlockTask, name="shop.bill", **options)
+        @app.task(base=RedlockTask, name="shop.bill", shared=False, **options)
         def bill():
             """Do nothing."""
 

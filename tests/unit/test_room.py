@@ -309,31 +309,25 @@ def thread(clock):
     return ThreadWaiting(LINE, 0.0, clock)
 
 
-def test_who_is_woken_before_it_sleeps_does_not_sleep(thread):
-    """As when the lock is released right after the refusal; one waking ends one pause."""
-    thread.wake(0.0)
-    assert thread.wait(600.0)
-    assert not thread.wait(0.0)
-
-
 def test_who_is_woken_as_it_sleeps_wakes_up():
     thread, heard = ThreadWaiting(LINE, 0.0), []
     sleeps = threading.Thread(target=lambda: heard.append(thread.wait(600.0)), daemon=True)
     sleeps.start()
-    time.sleep(0.05)  # most likely it sleeps by now; if not, this is the test above
+    time.sleep(0.05)  # most likely it sleeps by now; if not, this is the test below
     thread.wake(0.0)
     sleeps.join(timeout=60)
     assert heard == [True]
 
 
-def test_who_is_woken_after_it_slept_does_not_sleep_the_next_time(thread):
-    """It was trying, perhaps too early; a waking that was used up leaves nothing behind."""
+def test_who_is_woken_before_it_sleeps_does_not_sleep(thread):
+    """It was refused, or trying, perhaps too early; one waking ends one pause."""
     for _ in range(3):
         thread.wake(0.0)
         assert thread.wait(0.0)
         assert not thread.wait(0.0)
     thread.wake(0.0)
     assert thread.wait(600.0)
+    assert not thread.wait(0.0)
 
 
 def test_who_is_to_wake_up_in_a_while_sleeps_until_then():

@@ -98,6 +98,9 @@ def test_it_is_one_and_the_same_however_often_it_joins(ears):
     one.wall.advance(5.0)
     again = one.join()
     assert again == first
+    one.leave()
+    back = one.join()
+    assert back.arguments[0] == first.arguments[0]
     assert len(ears.waiting) == 1
 
 
@@ -168,23 +171,15 @@ def test_an_older_one_of_another_lock_does_not_count(ears):
 
 
 @pytest.mark.parametrize("is_oldest", [True, False])
-def test_nobody_sleeps_for_longer_than_it_may(ears, is_oldest):
-    if not is_oldest:
-        seat(ears, LINE, NOW - 1)
-    one = One(ears)
-    one.join()
-    assert one.sleep(0.5, 1.0) == 0.5
-    assert one.sleep(0.0, 1.0) == 0.0
-
-
-@pytest.mark.parametrize("is_oldest", [True, False])
-def test_a_hint_ends_the_sleep(ears, is_oldest):
+def test_a_hint_or_the_end_of_its_time_ends_the_sleep(ears, is_oldest):
     if not is_oldest:
         seat(ears, LINE, NOW - 1)
     one = One(ears)
     one.join()
     assert one.sleep(600.0, 5.0, woken_after=0.25) == pytest.approx(0.25)
+    assert one.sleep(0.5, 1.0) == 0.5
     assert one.sleep(0.5, 0.5) == 0.5
+    assert one.sleep(0.0, 1.0) == 0.0
 
 
 def test_it_sleeps_as_what_the_room_wakes(ears):
@@ -222,15 +217,6 @@ def test_who_is_interrupted_as_it_leaves_leaves_once_more(ears):
     with pytest.raises(KeyboardInterrupt):
         steps.throw(KeyboardInterrupt())
     assert [request.script for request in one.leave()] == [LEAVE]
-
-
-def test_who_comes_back_joins_again(ears):
-    one = One(ears)
-    first = one.join()
-    one.leave()
-    again = one.join()
-    assert again.arguments[0] == first.arguments[0]
-    assert len(ears.waiting) == 1
 
 
 # -- as part of an acquire --------------------------------------------------------------
