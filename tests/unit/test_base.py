@@ -139,8 +139,6 @@ def an_object():
 
 
 def decorated_with_ours():
-    """A ``__call__`` that looks like ours and is not."""
-
     class Looks(RedlockTask):
         @functools.wraps(RedlockTask.__call__)
         def __call__(self, *args, **kwargs):

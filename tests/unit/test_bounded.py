@@ -51,7 +51,6 @@ def read_on(sock, seconds):
 
 
 def test_no_exchange_lasts_longer_than_it_may(dripping):
-    """Although none of its reads does."""
     dripping.begin()
     with pytest.raises(TimeoutError):
         read_on(dripping, 60.0)

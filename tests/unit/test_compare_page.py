@@ -142,7 +142,6 @@ def test_every_row_has_a_cell_for_everybody_and_for_its_control():
 
 
 def test_a_run_in_which_ours_holds_and_controls_fail_is_well(made, capsys):
-    """Whatever the others do: they are what is looked at."""
     assert made() == 0
     told = capsys.readouterr().out
     assert "worker killed, celery-once: ✗ silent (waited 14 s)" in told

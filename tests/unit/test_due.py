@@ -340,7 +340,6 @@ def test_a_short_interval_costs_no_more_when_clocks_change():
 
 @pytest.mark.parametrize(("zone", "change"), SPRING + AUTUMN)
 def test_a_relative_day_begins_at_midnight_when_clocks_change(zone, change):
-    """It has 23 or 25 hours then, and one slot."""
     plan = every(86_400, zone, relative=True)
     found = due_between(plan, change - 3 * DAY, change + 3 * DAY)
     assert [due.astimezone(ZoneInfo(zone)).hour for due in found] == [0] * 6
@@ -449,8 +448,6 @@ class Once(BaseSchedule):
 
 
 class OnGrid(BaseSchedule):
-    """Due at multiples of a time, of whatever kind."""
-
     def __init__(self, step, **more):
         super().__init__(**more)
         self.step = step

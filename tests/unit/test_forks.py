@@ -32,7 +32,6 @@ def fork():
 
 
 def test_who_is_needed_by_others_is_held_last_and_let_go_first(noted):
-    """Whatever the order in which modules were imported."""
     if fork() == 0:
         os._exit(0)
     assert noted == [

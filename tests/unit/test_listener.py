@@ -110,7 +110,6 @@ def listening():
 
 
 def test_nothing_is_connected_before_somebody_waits(ears, nodes):
-    """And then one connection per node, however many wait."""
     assert not listening()
     for line in (LINE, LINE, OTHER):
         wait_for(ears, line)

@@ -91,7 +91,6 @@ def test_a_long_message_is_cut(written):
 
 @pytest.mark.parametrize("letter", ["n", "ä", "漢", "\ud800"])
 def test_what_is_cut_is_short_and_told_apart(letter):
-    """Counted in bytes, and never within a character."""
     for length in (1, 40, 254, 255, 256, 5000):
         text = letter * length
         part = log.cut(text, 255)
@@ -210,7 +209,6 @@ def test_a_child_can_write_to_a_log_that_a_thread_was_writing_to(tmp_path, hooks
 
 
 def test_a_fork_waits_no_longer_than_a_while_for_a_handler_that_hangs(monkeypatch):
-    """And gives back what it got of the others."""
     monkeypatch.setattr(log, "LONGEST_WRITE", 0.1)
     free, hangs = threading.RLock(), threading.RLock()
     monkeypatch.setattr(log, "locks_of_handlers", lambda: [free, hangs])

@@ -184,7 +184,6 @@ def test_the_level_of_a_skip_is_a_setting(caplog):
 
 
 def test_a_node_is_told_of_when_it_goes_and_when_it_comes_back(caplog):
-    """Once each: at first all are up, and that is no news."""
     caplog.set_level(logging.INFO, "celery_redlock")
     log, up, down = Log(), events.NodeUp("a"), events.NodeDown("a", "refused")
     for event in (up, up, down, down, up, up):

@@ -53,7 +53,6 @@ def test_each_element_has_its_lock(app, quorum, declare, how):
 
 
 def test_chunks_are_made_of_starmaps(app, quorum, declare):
-    """So each of their elements has its lock, too."""
     app.conf.task_always_eager = True
     bill = declare()
     with quorum.hold("c:2"):

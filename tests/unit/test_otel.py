@@ -168,7 +168,6 @@ def test_durations_have_classes_that_fit_seconds(sdk):
 
 
 def test_a_wait_is_a_span_as_long_as_the_wait_in_the_current_trace(sdk):
-    """It ends now, and began when the lock was asked for."""
     begun = time.time_ns()
     with sdk.tracer.start_as_current_span("run") as run:
         sdk.observe(events.LockAcquired("key", 7, 2.0, **TASK))

@@ -107,7 +107,6 @@ def test_what_was_recorded_is_read_again(recorded):
 
 
 def test_a_missing_record_says_what_to_run(recorded, capsys):
-    """Nobody has to look up how the file is made."""
     report.PAGE.write_text("as it was")
     assert report.main() == 1
     assert "make bench ARGS='calls --record'" in capsys.readouterr().err

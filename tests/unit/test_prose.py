@@ -72,7 +72,6 @@ def test_another_word_is_noticed(tmp_path, where):
 
 @pytest.mark.parametrize("name", QUIET)
 def test_code_and_what_a_run_wrote_are_left_alone(tmp_path, name):
-    """Nobody words those by hand."""
     path = tmp_path / name
     path.write_text(QUIET[name])
     assert list(prose.by_glossary(prose.prose_of(path))) == []

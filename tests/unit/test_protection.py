@@ -90,8 +90,6 @@ def apply(task, *args):
 
 
 class Plain(Task):
-    """Somebody else's base."""
-
     abstract = True
     retry_jitter = False
 

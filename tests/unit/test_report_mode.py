@@ -422,7 +422,6 @@ def test_a_worker_that_reports_ends_an_enforced_reservation(app, mode):
 
 
 def test_an_enforcing_publisher_meets_no_note(app):
-    """A report keeps nobody out of the queue."""
     task = declare(app, **UNIQUE)
     task.delay("k")
     task.lock_mode = "enforce"

@@ -268,7 +268,6 @@ RULES = {rule.__name__: rule for rule in (upper_bounds, short_waits, retries, ba
 
 @pytest.fixture(scope="module")
 def suite():
-    """Every file under `tests`, by its path."""
     return {
         path.relative_to(PROJECT): Source(path.read_text()) for path in sorted(TESTS.rglob("*.py"))
     }

@@ -572,7 +572,6 @@ def test_a_node_that_has_lost_its_scripts_is_told_them_again(quorum):
 
 @pytest.mark.parametrize("source", [b"return {err='\\255'}", b"return \xff", b"error({})"])
 def test_an_error_of_any_bytes_is_an_error(quorum, source):
-    """As of a script that users put to a node."""
     with pytest.raises(ResponseError):
         quorum.nodes[0].model.ask(b"EVAL", source, b"0")
 
@@ -659,7 +658,6 @@ def test_a_marker_ends_with_its_life(app, quorum):
 
 
 def test_names_may_be_anything(quorum):
-    """Also what ends a line of the protocol."""
     with quorum.hold("a\r\n$3\r\nb"), pytest.raises(LockTaken):
         quorum.locks.acquire("a\r\n$3\r\nb")
     assert list(commands(b"*2\r\n$4\r\n\r\n\r\n\r\n$0\r\n\r\n*1\r\n$1\r\nx\r\n")) == [

@@ -765,7 +765,6 @@ def test_without_a_quorum_nobody_is_never_said(client, stand):
 
 
 def test_too_few_answers_never_tell_that_no_name_is_reserved(client, stand):
-    """Nor does a page whose locks were not read at all."""
     browser = client()
     assert "No name is reserved at publish without a lock." in seen_in(browser.get("/"))
     stand.silent = LABELS[2:]
@@ -1074,7 +1073,6 @@ def test_waiting_for_the_first_lock_is_no_search():
     ids=["no name", "nothing else", "some", "very many"],
 )
 def test_a_search_that_ended_early_says_so(client, stand, found, more, path, told):
-    """Nobody takes it for the whole truth."""
     part = Found(found, more, 9000, complete=False)
     stand.page = lambda _: Page(stand.statuses, part, [], Tallies(), 0.0)
     assert told in client().get(path).text

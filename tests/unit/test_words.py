@@ -79,7 +79,6 @@ def test_what_a_policy_decides_is_expected(own):
 
 
 def test_status_names_bootstrap_first_where_all_nodes_are_new(monkeypatch):
-    """That is what helps; then what happens without."""
     monkeypatch.setattr("sys.argv", ["celery", "-A", "shop", "redlock", "status"])
     settings = Settings.from_conf({"redlock_nodes": ["redis://a", "redis://b", "redis://c"]})
     new = [NodeStatus(label, "quarantined", quarantine=41.0) for label in "abc"]
