@@ -1,4 +1,4 @@
-"""What an app's configuration says: the ``redlock_*`` settings, and the Redis that Celery has."""
+"""Configuration of an app: its ``redlock_*`` settings, and the Redis that Celery has."""
 
 from __future__ import annotations
 
@@ -12,12 +12,6 @@ __all__ = ["first_url", "redis_of", "redlock_conf", "spelling"]
 
 
 def redlock_conf(app: Any) -> dict[str, Any]:
-    """
-    Return the ``redlock_*`` settings of *app* by their plain names.
-
-    Raises:
-        ConfigurationError: A setting is spelt so that Celery does not find it.
-    """
     namespace = f"{app.namespace}_" if getattr(app, "namespace", None) else ""
     conf: dict[str, Any] = {}
     for key in list(app.conf):
@@ -29,13 +23,13 @@ def redlock_conf(app: Any) -> dict[str, Any]:
         except KeyError:
             if name.removeprefix(PREFIX) not in KNOWN:
                 continue  # another package's setting in a shared file
-            msg = f"{key} is not read by Celery under this name; write {spelling(app, name)}"
-            raise ConfigurationError(msg) from None
+            raise ConfigurationError(
+                f"{key} is not read by Celery under this name; write {spelling(app, name)}"
+            ) from None
     return conf
 
 
 def spelling(app: Any, setting: str) -> str:
-    """Return what *setting* is called where *app* reads its configuration."""
     namespace = getattr(app, "namespace", None)
     return f"{namespace}_{setting.upper()}" if namespace else setting
 
@@ -52,6 +46,6 @@ def redis_of(*urls: Any) -> str | None:
 
 
 def first_url(url: Any) -> str:
-    """Return *url*, or the first where there are several to fail over to; "" for None."""
+    """The first where there are several to fail over to; "" for None."""
     first = url[0] if isinstance(url, (list, tuple)) and url else url
     return str(first or "").split(";")[0]

@@ -74,7 +74,6 @@ class LockNotAcquired(RedlockError):
         return f"Lock {cut(self.name)!r} {self._why()}{votes}; see 'redlock {self.command}'"
 
     def _why(self) -> str:
-        """Return why, as the rest of a sentence that begins with the lock."""
         return self.cause
 
 
@@ -97,7 +96,6 @@ class LockTaken(LockNotAcquired):
         super().__init__(name, votes, self.holder)
 
     def _why(self) -> str:
-        """Return who holds it, since when and where."""
         return f"{self.cause} {who(self.holder)}"
 
 
@@ -118,7 +116,6 @@ class QuorumUnavailable(LockNotAcquired):
         super().__init__(name, votes, retry_after)
 
     def _why(self) -> str:
-        """Return that nobody knows, and when to ask again, if known."""
         return self.cause + (
             f" (try again in {self.retry_after:.0f} s)" if self.retry_after else ""
         )

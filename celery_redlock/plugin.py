@@ -1,5 +1,5 @@
 """
-What is built once for an app in a process: settings, locks, observers; and Celery's signals.
+Objects that an app has once per process: settings, locks, observers; and Celery's signals.
 
 Everything is built on first use, because an app may be configured long after its tasks are
 declared; a worker builds it at its start, so that what is wrong is said there.
@@ -43,12 +43,7 @@ _building = new_mutex()
 
 
 class Locking:
-    """
-    Whether this process takes locks at all; see `celery_redlock.testing.locks_disabled`.
-
-    Attributes:
-        disabled: How many times it is switched off at the moment.
-    """
+    """How many times locks are disabled now; see `celery_redlock.testing.locks_disabled`."""
 
     disabled = 0
 
@@ -57,12 +52,7 @@ locking = Locking()
 
 
 class Servers(Protocol):
-    """
-    What tests use in place of an app's lock nodes.
-
-    Attributes:
-        urls: As the setting ``redlock_nodes``.
-    """
+    """Servers that tests use in place of an app's lock nodes; *urls* as in ``redlock_nodes``."""
 
     urls: Sequence[str]
 
@@ -77,7 +67,6 @@ class Servers(Protocol):
 
 
 def plugin_for(app: Any) -> Plugin:
-    """Return the plugin of *app*, made on first use."""
     plugin = _plugins.get(app)
     if plugin is None:
         with _building:
@@ -87,7 +76,7 @@ def plugin_for(app: Any) -> Plugin:
 
 class Plugin:
     """
-    What celery-redlock has for one app in one process.
+    The settings, locks and observers of one app in one process.
 
     Attributes:
         has_children: Whether this is the parent process of a worker whose tasks run in children.
@@ -95,7 +84,7 @@ class Plugin:
         sends_events: Whether this is a worker that was started to send Celery events (``-E``).
         speaks_of_nodes: Whether the log of this process reports nodes that go and come. A worker's
             main process does from its first look at them on (`NodeWatch`), its children do not.
-        servers: What tests use in place of the app's lock nodes; see `on_servers`.
+        servers: In place of the app's lock nodes, for tests; see `on_servers`.
     """
 
     def __init__(self, app: Any) -> None:
@@ -113,12 +102,10 @@ class Plugin:
 
     @property
     def app(self) -> Any:
-        """The Celery app."""
         return self._app()
 
     @property
     def settings(self) -> Settings:
-        """The app's settings, read once; raises ConfigurationError."""
         if self._settings is None:
             self._conf = self._read_conf()
             conf = self.app.conf
@@ -147,18 +134,14 @@ class Plugin:
 
     def _start_over(self) -> None:
         with _building:
-            locks, self._locks, self._settings = self._locks, None, None
-            self._reports = None
-            observers, self._observers = self._observers or (), None
-        if locks is not None:
-            locks.close()
-        for observer in observers:
-            if hasattr(observer, "close"):
-                observer.close()
+            closing: tuple[Any, ...] = (self._locks, *(self._observers or ()))
+            self._locks = self._reports = self._settings = self._observers = None
+        for one in closing:
+            if hasattr(one, "close"):
+                one.close()
 
     @property
     def observers(self) -> tuple[Observer, ...]:
-        """Those that ``redlock_observers`` names; raises ConfigurationError."""
         if self._observers is None:
             with _building:
                 if self._observers is None:
@@ -194,7 +177,6 @@ class Plugin:
 
     @property
     def locks(self) -> Redlock:
-        """The locks on the app's nodes; raises ConfigurationError."""
         if self._locks is None:
             with _building:  # two would not know each other's leases
                 if self._locks is None:
@@ -206,10 +188,10 @@ class Plugin:
     @property
     def reports(self) -> Redlock:
         """
-        What takes note of tasks in report mode, under names of its own; raises likewise.
+        Locks of tasks in report mode, under names of their own: no enforced lock meets them.
 
-        No enforced lock meets it. Over the connections of `locks`; what happens is reported with
-        ``report`` set. No node is kept from voting by its restart, as nobody relies on a vote.
+        Over the connections of `locks`; events have ``report`` set. No node is kept from voting by
+        its restart, as nobody relies on a vote.
         """
         if self._reports is None:
             with _building:
@@ -223,17 +205,10 @@ class Plugin:
         self.notify(replace(event, report=True) if isinstance(event, LockEvent) else event)
 
     def locks_for(self, *, report: bool) -> Redlock:
-        """Return `reports` or `locks`."""
         return self.reports if report else self.locks
 
-    @property
-    def reservations(self) -> Reservations:
-        """What keeps a second message of a task out of the queue; raises likewise."""
-        return Reservations.on(self.locks)
-
     def reservations_for(self, *, report: bool) -> Reservations:
-        """Return those of `reports`, which keep nothing out, or `reservations`."""
-        return Reservations.on(self.reports) if report else self.reservations
+        return Reservations.on(self.locks_for(report=report))
 
     @contextlib.contextmanager
     def on_servers(self, servers: Servers) -> Iterator[None]:
@@ -255,14 +230,7 @@ class Plugin:
     def install(
         self, check_tasks: Callable[[Any], None], worker: Sequence[Any], consumer: Sequence[Any]
     ) -> None:
-        """
-        Let a worker of this app check everything at its start, and take more steps.
-
-        Args:
-            check_tasks: Checks the tasks of an app; raises ConfigurationError.
-            worker: Steps of its start, or their names.
-            consumer: Steps of each of its connections to the broker, or their names.
-        """
+        """Let a worker of this app check everything at its start, and take more steps."""
         with _building:
             if self._check_tasks is None:
                 self.app.steps["worker"].update(worker)
@@ -270,12 +238,6 @@ class Plugin:
                 self._check_tasks = check_tasks
 
     def check(self) -> None:
-        """
-        Check settings, options of all tasks, and the nodes; warn of what is risky.
-
-        Raises:
-            ConfigurationError: A setting is impossible; or a node, unless all is only reported.
-        """
         settings, _ = self.settings, self.observers
         if self._check_tasks is not None:
             self._check_tasks(self.app)
@@ -312,7 +274,6 @@ class Plugin:
 
 
 def _forget_parent() -> None:
-    """After a fork: another thread of the parent may have been building, and is not here."""
     global _building  # noqa: PLW0603  a lock that nobody releases can only be replaced
     _building = new_mutex()
 
@@ -333,6 +294,5 @@ def _in_child(**_: Any) -> None:
 @signals.worker_shutdown.connect(weak=False)
 @signals.worker_process_shutdown.connect(weak=False)
 def _before_end(**_: Any) -> None:
-    """Let observers of a process send what they have gathered."""
     for plugin in list(_plugins.values()):
         plugin.flush()

@@ -1,5 +1,5 @@
 """
-Makes ``redlock_protect`` count, for every app of a process that imports this.
+The setting ``redlock_protect``, applied to every app of a process that imports this.
 
 The ``celery`` command imports it, and so does `RedlockTask`. A process that publishes and imports
 neither of them names this module in Django's ``INSTALLED_APPS``, or imports it beside its app.
@@ -31,12 +31,7 @@ FIXUP = f"{__name__}:watch"
 
 
 class WatchedTasks(TaskRegistry):
-    """
-    The tasks of an app whose setting has not been looked at.
-
-    Attributes:
-        app: The app.
-    """
+    """The tasks of an app whose setting has not been looked at."""
 
     app: Any
 
@@ -46,12 +41,6 @@ class WatchedTasks(TaskRegistry):
 
 
 def apply_setting(app: Any) -> None:
-    """
-    Protect the tasks of *app* that its setting names, also those that are registered later.
-
-    Raises:
-        ConfigurationError: The setting is impossible, or a task cannot be protected.
-    """
     app.steps["worker"].add(CheckSetting)
     if app.conf.get("redlock_protect") is not None:
         app.fixups = {*app.fixups, FIXUP}  # for children that are spawned: they import nothing else
@@ -73,13 +62,7 @@ def watch_with(kind: type[WatchedTasks] | None, app: Any, **attributes: Any) -> 
     """
     Have *app* keep its tasks in a registry of this *kind*; None for the kind that it had before.
 
-    Args:
-        kind: What its class is combined with.
-        app: The app.
-        **attributes: What a registry of this kind has, besides ``app``.
-
-    Returns:
-        The registry, which stays the object that it was.
+    The registry stays the object that it was, with these *attributes*.
     """
     registry = app._tasks  # noqa: SLF001  app.tasks would finalize the app here
     now = type(registry)
@@ -95,7 +78,7 @@ def combined(kind: type[WatchedTasks], own: type[TaskRegistry]) -> type[TaskRegi
 
 
 def watch(app: Any) -> None:
-    """Watch the tasks of *app*; Celery calls this for each app that is made from now on."""
+    """Celery calls this for each app that is made from now on."""
     watch_with(WatchedTasks, app)
 
 

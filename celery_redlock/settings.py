@@ -42,24 +42,6 @@ RULES = (
     "fence",
     "prefix",
 )
-OWN = (
-    "nodes",
-    "username",
-    "password",
-    "mode",
-    "on_conflict",
-    "on_unavailable",
-    "on_lock_lost",
-    "dedup_ttl",
-    "beat_scheduler",
-    "beat_starting_deadline",
-    "beat_name",
-    "observers",
-    "skip_log_level",
-    "web_token",
-    "protect",
-    "key_headers",
-)
 #: Who receives events unless the app says otherwise.
 OBSERVERS = ("logging", "journal", "celery")
 #: Whether locks are enforced, or what they would have refused is only reported.
@@ -69,8 +51,6 @@ OF_REPORTS = ":report"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 #: A secret that a person can still type, and a program cannot guess.
 SHORTEST_WEB_TOKEN = 16
-#: All settings without the prefix.
-KNOWN = tuple(sorted((*RULES, *OWN)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +62,10 @@ class Settings:
         nodes: URLs or Sentinel services of the lock nodes, with user and password; an odd number.
         rules: The numbers of the lock itself.
         username: For all nodes that have none of their own; None for the default user.
-        password: Likewise; None for none.
         mode: ``"enforce"``, or ``"report"``: every body runs, every message is published, and an
             event says what would have been refused.
-        on_conflict: Policy when another execution holds the key; a word or a policy.
-        on_unavailable: Policy when no quorum could decide; a word or a policy.
-        on_lock_lost: ``"abort"`` or ``"warn"``.
+        on_conflict: Policy, or the word for one, when another execution holds the key.
+        on_unavailable: The same when no quorum could decide.
         dedup_ttl: How long a finished execution is remembered [s, >= 0; 0 is off].
         beat_scheduler: Class or name of the scheduler that `celery_redlock.beat` wraps.
         beat_starting_deadline: How old a slot may be when it is published [s, > 0]; None for the
@@ -96,7 +74,6 @@ class Settings:
             name of the app.
         observers: Who receives events: words (``"logging"``, ``"journal"``, ``"celery"``,
             ``"prometheus"``, ``"otel"``), callables, or names like ``"shop.alerts:page"``.
-        skip_log_level: Level at which ``"logging"`` reports a task that is skipped.
         web_token: What the web page asks for before it releases a lock; None for never.
         protect: Pattern of task names -> options of these tasks, whatever their base; or a callable
             name -> options, or None. What `celery_redlock.task.naming.patterns` makes of it.
@@ -137,8 +114,9 @@ class Settings:
             deadline = positive("redlock_beat_starting_deadline", self.beat_starting_deadline)
             object.__setattr__(self, "beat_starting_deadline", deadline)
         if self.beat_name is not None and not (isinstance(self.beat_name, str) and self.beat_name):
-            msg = f"redlock_beat_name must be a name, or None for the app's; got {self.beat_name!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(
+                f"redlock_beat_name must be a name, or None for the app's; got {self.beat_name!r}"
+            )
         check_observers(self.observers)
         one_of("redlock_skip_log_level", self.skip_log_level, LOG_LEVELS)
         check_web_token(self.web_token)
@@ -162,12 +140,11 @@ class Settings:
         given = {known(name): value for name, value in conf.items()}
         nodes = given.pop("nodes", None)
         if nodes is None and fallback is None:
-            msg = (
+            raise ConfigurationError(
                 "redlock_nodes is not set, and neither the result backend nor the broker is Redis; "
                 "set it to the URLs of the lock nodes, e.g. "
                 '["redis://lock-1/0", "redis://lock-2/0", "redis://lock-3/0"]'
             )
-            raise ConfigurationError(msg)
         rules = Rules.of(**{name: value for name, value in given.items() if name in RULES})
         own = {name: value for name, value in given.items() if name not in RULES}
         return cls(
@@ -179,8 +156,12 @@ class Settings:
 
     def default(self, name: str) -> Any:
         """Return the setting *name*, given without the prefix."""
-        own = {field.name for field in fields(self)}
-        return getattr(self if name in own else self.rules, name)
+        return getattr(self.rules if name in RULES else self, name)
+
+
+OWN = {field.name for field in fields(Settings)} - {"rules", "is_fallback"}
+#: All settings without the prefix.
+KNOWN = tuple(sorted({*RULES, *OWN}))
 
 
 def known(setting: str) -> str:
@@ -190,8 +171,7 @@ def known(setting: str) -> str:
         return name
     near = difflib.get_close_matches(name, KNOWN, 1)
     hint = f"; did you mean {PREFIX}{near[0]}?" if near else f"; known are {', '.join(KNOWN)}"
-    msg = f"unknown setting {setting}{hint}"
-    raise ConfigurationError(msg)
+    raise ConfigurationError(f"unknown setting {setting}{hint}")
 
 
 def one_of(name: str, value: object, words: Sequence[str]) -> str:
@@ -202,48 +182,42 @@ def one_of(name: str, value: object, words: Sequence[str]) -> str:
     hint = (
         f"did you mean {near[0]!r}?" if near else f"it must be one of {', '.join(map(repr, words))}"
     )
-    msg = f"{name} = {value!r}: {hint}"
-    raise ConfigurationError(msg)
+    raise ConfigurationError(f"{name} = {value!r}: {hint}")
 
 
 def report_prefix(prefix: str) -> str:
     """Return what the keys of tasks in report mode begin with, by the setting of this name."""
     longest = LONGEST_PREFIX - len(OF_REPORTS)
     if len(prefix.encode()) > longest:
-        msg = (
+        raise ConfigurationError(
             f"redlock_prefix must be at most {longest} bytes for tasks in report mode, whose keys "
             f"begin with {prefix + OF_REPORTS!r}; shorten it"
         )
-        raise ConfigurationError(msg)
     return prefix + OF_REPORTS
 
 
 def check_observers(observers: object) -> None:
-    """Raise ConfigurationError unless *observers* is a list of words, names and callables."""
     if isinstance(observers, str) or not isinstance(observers, Sequence):
-        msg = (
+        raise ConfigurationError(
             f"redlock_observers must be a list like {list(OBSERVERS)!r}, "
             f"got {type(observers).__name__}"
         )
-        raise ConfigurationError(msg)
     for observer in observers:
         if not callable(observer) and not (isinstance(observer, str) and observer):
-            msg = (
+            raise ConfigurationError(
                 "redlock_observers: an observer is a word, a name like 'shop.alerts:page' or a "
                 f"callable, got {observer!r}"
             )
-            raise ConfigurationError(msg)
 
 
 def check_web_token(token: object) -> None:
     """Raise ConfigurationError unless *token* is None or long enough; does not repeat it."""
     if token is None or (isinstance(token, str) and len(token) >= SHORTEST_WEB_TOKEN):
         return
-    msg = (
+    raise ConfigurationError(
         f"redlock_web_token must be a string of at least {SHORTEST_WEB_TOKEN} characters; make one "
         "with: python -c 'import secrets; print(secrets.token_urlsafe())'"
     )
-    raise ConfigurationError(msg)
 
 
 def check_key_headers(names: object) -> tuple[str, ...]:
@@ -252,8 +226,9 @@ def check_key_headers(names: object) -> tuple[str, ...]:
         given = [it for it in names if isinstance(it, str) and it]
         if len(given) == len(names):
             return tuple(sorted(set(given)))
-    msg = f"redlock_key_headers must be a list of names, like ['tenant']; got {names!r}"
-    raise ConfigurationError(msg)
+    raise ConfigurationError(
+        f"redlock_key_headers must be a list of names, like ['tenant']; got {names!r}"
+    )
 
 
 def check_protect(protect: object) -> None:
@@ -261,20 +236,18 @@ def check_protect(protect: object) -> None:
     if not isinstance(protect, Mapping):
         if callable(protect):
             return
-        msg = (
+        raise ConfigurationError(
             "redlock_protect must map patterns of task names to options, like "
             "{'vendor.*': {'unique_on': ['order_id']}}, or be a callable name -> options; "
             f"got {type(protect).__name__}"
         )
-        raise ConfigurationError(msg)
     for pattern, options in protect.items():
         text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
         if not (callable(pattern) or (isinstance(text, str) and text)):
-            msg = (
+            raise ConfigurationError(
                 "redlock_protect: a pattern is a task's name, a glob like 'vendor.*', a compiled "
                 f"pattern of str or a callable name -> bool, got {pattern!r}"
             )
-            raise ConfigurationError(msg)
         if options is not None:
             check_options_type(f"redlock_protect[{pattern!r}]", options)
 
@@ -282,8 +255,7 @@ def check_protect(protect: object) -> None:
 def check_options_type(where: str, options: object) -> None:
     """Raise ConfigurationError, which begins with *where*, unless *options* is a mapping."""
     if not isinstance(options, Mapping):
-        msg = (
+        raise ConfigurationError(
             f"{where} must be options like {{'unique_on': ['order_id']}}, {{}} for the defaults, "
             f"or None to leave such tasks as they are; got {type(options).__name__}"
         )
-        raise ConfigurationError(msg)

@@ -1,5 +1,5 @@
 """
-How a length of time, a moment, a holder and a command are worded for people.
+Wording of a holder, a moment, a length of time and a command.
 
 Ids, hosts and times may come from the nodes, where anybody who may write there chose them: whatever
 they are, what is returned here is short, and one line.
@@ -70,7 +70,6 @@ def counted(number: int, word: str) -> str:
 
 
 def votes_needed(voting: int, nodes: int, needed: int) -> str:
-    """Return how many of so many *nodes* can vote, and how many a quorum *needed*, in words."""
     verb = "is" if needed == 1 else "are"
     return f"{voting} of {counted(nodes, 'node')} can vote, {needed} {verb} needed"
 
@@ -88,7 +87,6 @@ def iso_moment(at: object) -> str:
 
 
 def utc(at: object) -> datetime | None:
-    """Return a moment [s, Unix time] in UTC; None for a year that there is not."""
     try:
         return datetime.fromtimestamp(number(at), timezone.utc)
     except (OverflowError, ValueError, OSError):
@@ -97,11 +95,9 @@ def utc(at: object) -> datetime | None:
 
 def who(holder: object, at: object = None) -> str:
     """
-    Return who *holder* is: its task, its process, and how long it has held the lock.
+    Return the task of *holder*, its process, and how long it has held the lock *at* a moment.
 
-    Args:
-        holder: As in `LockTaken.holder`.
-        at: When it was seen [s, Unix time]; None to say since when instead.
+    Without that moment [s, Unix time], since when.
     """
     if not isinstance(holder, Mapping) or not (holder.get("task_id") or holder.get("host")):
         return "an unknown holder"
@@ -122,13 +118,7 @@ def votes_in_words(votes: object) -> str:
 
 
 def loss(reason: object, votes: object = None) -> str:
-    """
-    Return why a lock was lost, in words.
-
-    Args:
-        reason: As in `LockLost.reason`.
-        votes: As in `LockLost.votes`, or None.
-    """
+    """Return why a lock was lost, in words; *reason* and *votes* as in `LockLost`."""
     said = [str(vote) for vote in votes.values()] if isinstance(votes, Mapping) else []
     parts = [LOSSES.get(str(reason), printable(reason))]
     for begin, what in (
@@ -142,7 +132,6 @@ def loss(reason: object, votes: object = None) -> str:
 
 
 def forgot(votes: Sequence[str]) -> str:
-    """Return what to say of nodes that are quarantined."""
     if is_forgotten(dict(enumerate(votes))):
         return "forgot it (restarted or flushed, or its clock was set)"
     return "quarantined"
@@ -155,7 +144,6 @@ def is_forgotten(votes: object) -> bool:
 
 
 def task_of(holder: Mapping[str, Any]) -> str:
-    """Return the task of *holder*, or the entry whose slot it decides; "" for neither."""
     task, task_id = holder.get("task"), holder.get("task_id")
     if task_id:
         name = printable(task) if task else ""
@@ -165,18 +153,11 @@ def task_of(holder: Mapping[str, Any]) -> str:
 
 
 def field(holder: Mapping[str, Any], key: str) -> str:
-    """Return one field of *holder*."""
     return printable(holder.get(key, "?"))
 
 
 def redlock_command(verb: str, argv: Sequence[str] | None = None) -> str:
-    """
-    Return the command line of ``redlock`` *verb* for the app that this process was started for.
-
-    Args:
-        verb: ``"bootstrap"``, ``"status"`` and so on.
-        argv: How this process was started; ``sys.argv`` if None.
-    """
+    """Return the command line of ``redlock`` *verb* for the app of this process."""
     return f"celery -A {app_option(sys.argv if argv is None else argv)} redlock {verb}"
 
 

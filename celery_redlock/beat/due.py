@@ -1,12 +1,9 @@
 """
-When the slots of a schedule are due: the same answer on every machine.
+Times at which the slots of a schedule are due: the same answer on every machine.
 
 A plain interval is anchored: one of 30 s is due at every half minute of Unix time, one of a day
 at midnight UTC. A relative one is anchored in the app's time zone. For crontab, solar and any
 other schedule Celery's own arithmetic is asked, from points that depend on nothing but the time.
-
-Source:
-    FACTS 9; `celery.schedules`.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from typing import Any
 
 from celery.schedules import crontab, schedule, solar
 
-__all__ = ["due_between", "interval_of", "last_due", "next_due"]
+__all__ = ["due_between", "interval_of", "last_due", "left_on_grid", "next_due", "twin_of"]
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 DAY = timedelta(days=1)
@@ -43,13 +40,8 @@ def due_between(plan: Any, after: datetime, until: datetime) -> list[datetime]:
     """
     Return the slots of *plan* that are due after *after* and not after *until*, in order.
 
-    Args:
-        plan: A schedule of Celery's, or a third party's.
-        after: An aware date.
-        until: Likewise.
-
-    Returns:
-        Dates in UTC, in whole milliseconds; the newest `MOST` of them.
+    All dates are aware; those of slots are in UTC, in whole milliseconds. The newest `MOST` of
+    them.
     """
     every = interval_of(plan)
     if every is not None:
@@ -75,7 +67,6 @@ def last_due(plan: Any, until: datetime) -> datetime | None:
 
 
 def last_on_grid(plan: Any, every: timedelta, until: datetime) -> datetime:
-    """Return the newest point of the grid of an interval that is not after *until*."""
     if not plan.relative:
         return EPOCH + (until - EPOCH) // every * every
     zone = plan.tz
@@ -98,13 +89,21 @@ def last_on_grid(plan: Any, every: timedelta, until: datetime) -> datetime:
     return max(on_time, default=(points[0] - every).replace(tzinfo=zone).astimezone(timezone.utc))
 
 
+def left_on_grid(plan: Any, now: datetime) -> float | None:
+    """Return the time to the next slot of a plain interval schedule [s]; None for any other."""
+    every = interval_of(plan)
+    if every is None:
+        return None
+    return (last_on_grid(plan, every, now) + every - now).total_seconds()
+
+
 def on_grid(wall: datetime, every: timedelta) -> datetime:
-    """Return the last point of the grid that a wall clock has shown at *wall*."""
+    """The last point of the grid that a wall clock has shown at *wall*."""
     return wall - (wall - EPOCH.replace(tzinfo=None)) % every
 
 
 def wall_before(plan: Any, moment: datetime) -> datetime:
-    """Return what the wall would show at *moment* if its clock had not been changed that night."""
+    """The wall at *moment*, if its clock had not been changed that night."""
     wall = moment.astimezone(timezone.utc).replace(tzinfo=None)
     return wall + ((moment - NIGHT).astimezone(plan.tz).utcoffset() or timedelta())
 
@@ -153,12 +152,10 @@ def asked_of_the_clock(plan: crontab, after: datetime, until: datetime) -> Itera
 
 
 def quarter_of(moment: datetime) -> datetime:
-    """Return the beginning of the quarter of an hour of *moment*."""
     return EPOCH + (moment - EPOCH) // QUARTER * QUARTER
 
 
 def changes_clocks(plan: Any, after: datetime, until: datetime) -> bool:
-    """Return whether clocks are put forward or back between two dates where *plan* is at home."""
     zone = plan.tz
     return after.astimezone(zone).utcoffset() != until.astimezone(zone).utcoffset()
 
@@ -184,13 +181,12 @@ def asked_of_the_sun(plan: solar, after: datetime, until: datetime) -> Iterator[
 
 
 def midnight(moment: datetime) -> datetime:
-    """Return the beginning of the day of *moment* in UTC."""
     utc = moment.astimezone(timezone.utc)
     return utc.replace(hour=0, minute=0, second=0, microsecond=0)
 
 
 def twin_of(thing: Any) -> Any:
-    """Return a shallow copy of *thing*; copy() would call constructors, which differ."""
+    """A shallow copy; copy() would call constructors, which differ."""
     twin = object.__new__(type(thing))
     twin.__dict__.update(thing.__dict__)
     return twin

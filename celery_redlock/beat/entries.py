@@ -1,5 +1,5 @@
 """
-What we need of a schedule's entry, whichever scheduler it comes from.
+Entries of a schedule, whichever scheduler they come from.
 
 Celery's own, those of django-celery-beat and those of RedBeat differ in how they are moved on
 and in where they keep when they last ran.
@@ -28,8 +28,9 @@ __all__ = [
     "overlap_of",
     "places_of_run",
     "ran_last",
+    "recall",
     "reserve",
-    "set_last_run",
+    "with_arguments",
 ]
 
 
@@ -39,9 +40,6 @@ def overlap_of(entry: Any, app: Any) -> str:
 
     That of the entry's options, also where its scheduler does not keep them (django-celery-beat);
     else that of its task.
-
-    Raises:
-        ConfigurationError: It is no word for that.
     """
     static = app.conf.beat_schedule.get(entry.name) or {}
     declared: Mapping[str, Any] = static.get("options") or {} if isinstance(static, Mapping) else {}
@@ -72,7 +70,6 @@ def places_of_run(task: Any, entry: Any) -> list[str]:
 
 
 def for_slot(entry: Any, slot: Slot, task_id: str) -> Any:
-    """Return a copy of *entry* whose message says for which slot it is; its scheduler has none."""
     published = twin_of(entry)
     options = {k: v for k, v in (entry.options or {}).items() if k != "overlap"}
     # The same publish whoever makes it: one that is repeated, as of a leader that died, ends unrun.
@@ -91,7 +88,6 @@ def with_arguments(entry: Any) -> Any:
 
 
 def current(scheduler: Any, entry: Any) -> Any:
-    """Return the present *entry* of *scheduler*; None if it is gone."""
     cls = type(entry)
     if hasattr(cls, "from_key"):  # RedBeat's schedule lists those that are due alone
         try:
@@ -103,23 +99,32 @@ def current(scheduler: Any, entry: Any) -> Any:
 
 
 def ran_last(entry: Any) -> datetime | None:
-    """Return when *entry* ran last, by its scheduler, as an aware date."""
     last = entry.last_run_at
     if last is None or last.tzinfo is not None:
         return last  # type: ignore[no-any-return]
     return last.replace(tzinfo=timezone.utc)  # type: ignore[no-any-return]
 
 
+def recall(entry: Any, last: datetime | None) -> None:
+    """Let *entry* know when it ran *last*, whoever published it; None if nobody knows."""
+    last = last or ran_last(entry)
+    if last is None:
+        return
+    if interval_of(entry.schedule) is not None:
+        last = last_due(entry.schedule, last)
+    if last is not None and last != ran_last(entry):
+        set_last_run(entry, last)
+
+
 def set_last_run(entry: Any, moment: datetime) -> None:
-    """Note in *entry* that it ran last at *moment*."""
-    moment = as_kept(entry, moment)
+    moment = in_zone_of(entry, moment)
     entry.last_run_at = moment
     if hasattr(entry, "model"):  # of django-celery-beat, which makes its entries anew from it
         entry.model.last_run_at = moment
 
 
-def as_kept(entry: Any, moment: datetime) -> datetime:
-    """Return *moment* in the zone in which *entry* keeps when it ran; before 5.6 that matters."""
+def in_zone_of(entry: Any, moment: datetime) -> datetime:
+    """*moment* in the zone in which *entry* keeps when it ran; before 5.6 that matters."""
     last = entry.last_run_at
     if last is None:
         return moment
@@ -129,14 +134,7 @@ def as_kept(entry: Any, moment: datetime) -> datetime:
 
 
 def reserve(inherited: Callable[[Any], Any], entry: Any, now: datetime) -> Any:
-    """
-    Move *entry* on as its scheduler does, but leave an interval where its grid is.
-
-    Args:
-        inherited: ``reserve`` of the scheduler.
-        entry: Of the scheduler.
-        now: The time, aware.
-    """
+    """Move *entry* on by *inherited*, as its scheduler does, but leave an interval on its grid."""
     if interval_of(entry.schedule) is None:
         return inherited(entry)
     due = last_due(entry.schedule, now)
@@ -160,7 +158,7 @@ class _OnGrid:
         entry, cls = self._entry, type(self._entry)
         # RedBeat stores the next instance while it makes it; those of Celery take the date, too.
         if cls.__next__ is cls._next_instance:
-            moment = as_kept(entry, self._moment)
+            moment = in_zone_of(entry, self._moment)
             return entry._next_instance(last_run_at=moment)  # noqa: SLF001
         following = next(entry)
         set_last_run(following, self._moment)

@@ -1,5 +1,5 @@
 """
-What ``celery beat -S redlock`` runs: stand by, or lead.
+The scheduler of ``celery beat -S redlock``: stand by, or lead.
 
     tick --> StandBy: bid when it is time      (term.py)
              Term:    the wrapped scheduler    (wrapped_scheduler.py), which publishes by slots.py
@@ -11,6 +11,7 @@ waits, and logs that.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from celery.utils.imports import load_extension_class_names
@@ -31,8 +32,6 @@ __all__ = ["RedlockScheduler"]
 
 logger = get_logger(__name__)
 
-#: Entry points under which schedulers have short names.
-ALIASES = "celery.beat_schedulers"
 #: What a term needs of the scheduler that is wrapped.
 WRAPPED = ("tick", "apply_async", "reserve", "is_due", "populate_heap", "should_sync", "close")
 
@@ -152,11 +151,10 @@ class RedlockScheduler:
                     self._state = self._elector.step_down(term, reason)
 
     def should_sync(self) -> bool:
-        """Return False: the wrapped scheduler stores its state within its tick, while we lead."""
+        """The wrapped scheduler stores its state within its tick, while we lead."""
         return False
 
     def sync(self) -> None:
-        """Let the wrapped scheduler store its state."""
         if self._active is not None:
             self._active.scheduler.sync()
 
@@ -168,12 +166,10 @@ class RedlockScheduler:
 
     @property
     def schedule(self) -> Any:
-        """The schedule of the wrapped scheduler; empty while another leads."""
         return {} if self._active is None else self._active.scheduler.schedule
 
     @property
     def info(self) -> str:
-        """Lines for beat's banner."""
         name = f"{self._wrapped.__module__}.{self._wrapped.__qualname__}"
         nodes, ttl = len(self._plugin.settings.nodes), self._plugin.settings.rules.ttl
         leads = (
@@ -183,55 +179,38 @@ class RedlockScheduler:
 
 
 def scheduler_class(named: Any) -> Any:
-    """
-    Return the scheduler class that *named* is, or names.
-
-    Raises:
-        ConfigurationError: There is none, or it is ours.
-    """
-    aliases: dict[str, str] = dict(load_extension_class_names(ALIASES))  # type: ignore[arg-type]
+    aliases: dict[str, str] = dict(load_extension_class_names("celery.beat_schedulers"))  # type: ignore[arg-type]
     try:
         found = symbol_by_name(named, aliases=aliases)
     except (ImportError, AttributeError, ValueError) as error:
         known = ", ".join(sorted(aliases))
-        msg = (
+        raise ConfigurationError(
             f"redlock_beat_scheduler = {named!r} cannot be imported ({error}); it is a class, "
             f"'package.module:Class', or one of {known or 'no installed names'}"
-        )
-        raise ConfigurationError(msg) from error
+        ) from error
     missing = [name for name in WRAPPED if not hasattr(found, name)]
     if not isinstance(found, type) or missing:
-        msg = f"redlock_beat_scheduler = {named!r} is not a subclass of celery.beat.Scheduler" + (
-            f"; it has no {missing[0]}()" if missing else ""
+        lacks = f"; it has no {missing[0]}()" if missing else ""
+        raise ConfigurationError(
+            f"redlock_beat_scheduler = {named!r} is not a subclass of celery.beat.Scheduler{lacks}"
         )
-        raise ConfigurationError(msg)
     return found
 
 
 def check_entries(app: Any) -> None:
-    """Raise ConfigurationError if an entry of ``beat_schedule`` has impossible options."""
     for name, fields in app.conf.beat_schedule.items():
         if not isinstance(fields, dict):
             continue
-        entry = _Declared(name, fields)
+        options = fields.get("options") or {}
+        entry = SimpleNamespace(name=name, task=fields.get("task"), options=options)
         word = overlap_of(entry, app)
-        declared = (entry.options or {}).get("overlap")
+        declared = options.get("overlap")
         task = app.tasks.get(entry.task)
         if declared is None or word == "allow" or takes_lock(task):
             continue
         which = "is not known to beat" if task is None else "is no RedlockTask"
-        msg = (
+        raise ConfigurationError(
             f"beat_schedule[{name!r}]: overlap={word!r} needs a task whose lock shows that it "
             f"runs, but {entry.task!r} {which}; give it base=RedlockTask (and have beat import "
             "it), or leave overlap out"
         )
-        raise ConfigurationError(msg)
-
-
-class _Declared:
-    """An entry of ``beat_schedule`` as it is written down."""
-
-    def __init__(self, name: str, fields: dict[str, Any]) -> None:
-        self.name = name
-        self.task = fields.get("task")
-        self.options = fields.get("options") or {}

@@ -1,5 +1,5 @@
 """
-The slot record: which slots of a schedule entry have been published. Sans I/O, and its driver.
+The slot records on the nodes: which slots of a schedule entry have been published.
 
     look      what is the last slot of these entries, and is it certain that it was published?
     claim     take a slot before it is published, unless it or a later one was
@@ -19,41 +19,36 @@ agree on what is still to be published. Each claim carries the fence of its lead
 
 A record protects nobody: it keeps a second message out. It is written to a quorum like a lock,
 but may live longer than ``max_ttl``; one that most nodes have lost, or cannot read, is forgotten.
-
-Source:
-    DESIGN section 6; fencing as in PROTOCOL 3.1.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from celery_redlock.beat.slot_scripts import CLAIM, LOOK, SETTLE, WITHDRAW, SlotVote
+from celery_redlock.beat.slot_scripts import CLAIM, LOOK, SETTLE, WITHDRAW
+from celery_redlock.beat.slot_votes import (
+    Claimed,
+    LastSlot,
+    SlotState,
+    claim_is_decided,
+    holder_in,
+    last_of,
+    state_of,
+)
 from celery_redlock.errors import QuorumUnavailable
 from celery_redlock.lock.algorithm.effects import Ask
 from celery_redlock.lock.algorithm.participant import Participant
 from celery_redlock.lock.driver import Driver
-from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.records import TOKEN_LENGTH, Keys, ms, record_key
+from celery_redlock.lock.records import Keys, ms, record_key
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts.requests import Request
-from celery_redlock.lock.scripts.scripting import NO_VOTE
 from celery_redlock.lock.scripts.votes import (
-    Ballot,
-    Vote,
     VoteKind,
-    agreed,
-    agreeing,
-    count,
     has_majority,
-    holder_named_by,
-    prevents_majority,
     quarantine_left,
     votes_by_node,
-    votes_of,
 )
 
 if TYPE_CHECKING:
@@ -61,29 +56,10 @@ if TYPE_CHECKING:
 
     from celery_redlock.lock.redlock import Redlock
 
-__all__ = ["Claim", "Claimed", "LastSlot", "SlotState", "Slots"]
+__all__ = ["Claim", "Slots"]
 
 #: Records that are looked at in one round: far less than a socket buffer holds.
 BATCH = 50
-#: Later than any slot or date [ms, Unix time]: a larger one was written by others.
-LATEST_SLOT = 253_370_764_800_000
-
-
-class SlotState(enum.Enum):
-    """The outcome of a claim."""
-
-    #: It is ours: publish.
-    CLAIMED = "claimed"
-    #: It is ours, but an earlier leader may have published it before it died.
-    UNCERTAIN = "uncertain"
-    #: It, or a later one, was published before.
-    PUBLISHED = "published"
-    #: Another scheduler, which may still believe it leads, is about to publish it.
-    TAKEN = "taken"
-    #: A newer leader has been here.
-    DEPOSED = "deposed"
-    #: The clock of this machine is too far ahead of the nodes'.
-    AHEAD = "ahead"
 
 
 @dataclass(frozen=True)
@@ -94,7 +70,7 @@ class Claim:
     Attributes:
         entry: Name of the record.
         due: When the slot was due [s, Unix time].
-        token: Proof of who claims it; the same for all claims of one term.
+        token: The same for all claims of one term.
         fence: Of the term; a larger one is newer.
         keep: How long the record is kept [s].
         lock: Name of a lock whose holder is to be reported; None for none.
@@ -110,39 +86,7 @@ class Claim:
     is_sent: bool = False
 
 
-@dataclass(frozen=True)
-class Claimed:
-    """
-    The outcome of a claim.
-
-    Attributes:
-        state: The outcome.
-        holder: Who holds the lock that was asked for, as in `LockTaken.holder`; may be empty.
-    """
-
-    state: SlotState
-    holder: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class LastSlot:
-    """
-    The last slot of an entry that anybody claimed.
-
-    Attributes:
-        due: When it was due [s, Unix time].
-        is_settled: Whether it is certain that it was published, or is never to be.
-    """
-
-    due: float
-    is_settled: bool
-
-
-# --- what is put to a node ---------------------------------------------------------------
-
-
 def slot_key(rules: Rules, entry: str) -> bytes:
-    """Return the Redis key of the record of *entry*."""
     return record_key(rules.prefix, "slot", entry)
 
 
@@ -152,7 +96,6 @@ def stamp(due: float) -> bytes:
 
 
 def claim_request(rules: Rules, claim: Claim) -> Request:
-    """Return what claims a slot on a node."""
     record = slot_key(rules, claim.entry)
     keys = Keys.of(rules.prefix, claim.lock or claim.entry)
     return Request(
@@ -171,7 +114,6 @@ def claim_request(rules: Rules, claim: Claim) -> Request:
 
 
 def settle_request(rules: Rules, claim: Claim) -> Request:
-    """Return what notes on a node that a slot was published, or is never to be."""
     return Request(
         SETTLE,
         (slot_key(rules, claim.entry),),
@@ -180,94 +122,16 @@ def settle_request(rules: Rules, claim: Claim) -> Request:
 
 
 def withdraw_request(rules: Rules, claim: Claim) -> Request:
-    """Return what takes a claim back on a node, of a slot that was certainly not published."""
     record = slot_key(rules, claim.entry)
     return Request(WITHDRAW, (record,), (stamp(claim.due), claim.token.encode()))
 
 
 def look_request(rules: Rules, entry: str) -> Request:
-    """Return what asks a node for the record of *entry*."""
     return Request(LOOK, (slot_key(rules, entry),), ())
 
 
-# --- what the votes mean -----------------------------------------------------------------
-
-
-#: The votes of nodes that store our claim.
-CLAIMED = (VoteKind.GRANTED, SlotVote.UNCERTAIN)
-
-
-def is_ahead(vote: Vote) -> bool | None:
-    """Return whether a node said that our clock is too far ahead of its own, None if not."""
-    return vote.reason == NO_VOTE[-5] or None
-
-
-def claim_is_decided(ballot: Ballot) -> bool:
-    """
-    Return whether further answers could not change what to do.
-
-    One node suffices to know that a slot was published, or that there is a newer leader. Where
-    an earlier claim was seen, all are waited for: it may have reached too few to be published.
-    """
-    if count(ballot, SlotVote.PUBLISHED, SlotVote.DEPOSED):
-        return True
-    is_ours = has_majority(ballot, VoteKind.GRANTED) and not count(ballot, SlotVote.UNCERTAIN)
-    return is_ours and lock_is_decided(ballot)
-
-
-def lock_is_decided(ballot: Ballot) -> bool:
-    """Return whether it is known whether a majority of nodes names one holder of the lock."""
-    most = len(agreeing(ballot, locked_for))
-    silent = len(ballot) - count(ballot, *CLAIMED)
-    return most >= quorum(len(ballot)) or most + silent < quorum(len(ballot))
-
-
-def locked_for(vote: Vote) -> bytes | None:
-    """Return the token that holds the lock on a node that granted a claim; None for none."""
-    return vote.value[:TOKEN_LENGTH] or None if vote.kind in CLAIMED else None
-
-
-def state_of(ballot: Ballot) -> SlotState | None:
-    """Return what *ballot* means for a claim, None if no quorum could decide."""
-    if count(ballot, SlotVote.DEPOSED):
-        return SlotState.DEPOSED
-    if count(ballot, SlotVote.PUBLISHED):
-        return SlotState.PUBLISHED
-    if has_majority(ballot, *CLAIMED):
-        silent = len(ballot) - count(ballot, *CLAIMED)
-        uncertain = count(ballot, SlotVote.UNCERTAIN)
-        is_uncertain = uncertain > 0 and uncertain + silent >= quorum(len(ballot))
-        return SlotState.UNCERTAIN if is_uncertain else SlotState.CLAIMED
-    if prevents_majority(ballot, VoteKind.REFUSED):
-        return SlotState.TAKEN
-    return SlotState.AHEAD if agreed(ballot, is_ahead) else None
-
-
-def holder_in(ballot: Ballot) -> dict[str, Any]:
-    """Return the holder of the lock that at least half of the nodes that granted name."""
-    named = agreeing(ballot, locked_for)
-    return holder_named_by(named) if 2 * len(named) >= count(ballot, *CLAIMED) else {}
-
-
-def last_of(ballot: Ballot) -> LastSlot | None:
-    """Return the last slot that any node knows, None if there is none."""
-    votes = [v for v in votes_of(ballot, VoteKind.GRANTED) if 0 < v.fence < LATEST_SLOT]
-    due = max((v.fence for v in votes), default=0)
-    settled = any(v.fence == due and v.value == b"settled" for v in votes)
-    return LastSlot(due / 1000.0, settled) if due else None
-
-
-# --- its driver --------------------------------------------------------------------------
-
-
 class Slots:
-    """
-    The slot records on the nodes of one process. Safe from any thread.
-
-    Args:
-        participant: What this client of the cluster knows.
-        driver: Does the I/O.
-    """
+    """The slot records on the nodes of one process. Safe from any thread."""
 
     def __init__(self, participant: Participant, driver: Driver) -> None:
         self._rules = participant.rules
@@ -275,16 +139,10 @@ class Slots:
 
     @classmethod
     def on(cls, locks: Redlock) -> Self:
-        """Return the slot records on the nodes of *locks*."""
         return cls(locks.participant, locks.driver)
 
     def look(self, entries: Sequence[str]) -> dict[str, LastSlot]:
-        """
-        Return the last slots of *entries*, of those that have any; a round for every `BATCH`.
-
-        Raises:
-            QuorumUnavailable: Too few nodes answered.
-        """
+        """Return the last slots of *entries*, of those that have any; a round for every `BATCH`."""
         found: dict[str, LastSlot] = {}
         for start in range(0, len(entries), BATCH):
             batch = entries[start : start + BATCH]
@@ -299,12 +157,7 @@ class Slots:
         return found
 
     def claim(self, claim: Claim) -> Claimed:
-        """
-        Claim a slot; one round. The same claim may be made again.
-
-        Raises:
-            QuorumUnavailable: No quorum could decide.
-        """
+        """Claim a slot; one round. The same claim may be made again."""
         ballot = self._driver.ask(Ask(claim_request(self._rules, claim), claim_is_decided))
         state = state_of(ballot)
         if state not in (SlotState.CLAIMED, SlotState.UNCERTAIN):

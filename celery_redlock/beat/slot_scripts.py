@@ -35,7 +35,7 @@ __all__ = ["CLAIM", "LOOK", "SETTLE", "WITHDRAW", "SlotVote"]
 
 
 class SlotVote(enum.Enum):
-    """What a node answers besides a `VoteKind`."""
+    """Answers of a node besides those of a `VoteKind`."""
 
     #: Granted, but an earlier term may have published it.
     UNCERTAIN = "granted, claimed before"

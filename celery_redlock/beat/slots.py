@@ -17,16 +17,17 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from celery.beat import SchedulingError
 from celery.schedules import BaseSchedule
 
-from celery_redlock.beat.due import MILLISECOND, due_between, last_due, next_due
+from celery_redlock.beat.due import MILLISECOND, due_between, next_due
 from celery_redlock.beat.entries import for_slot, overlap_of, places_of_run, with_arguments
-from celery_redlock.beat.slot_records import Claim, Claimed, LastSlot, Slots, SlotState
+from celery_redlock.beat.missed import SHORTEST_CATCH_UP, Missed, in_time
+from celery_redlock.beat.slot_records import Claim, Slots
+from celery_redlock.beat.slot_votes import Claimed, LastSlot, SlotState
 from celery_redlock.beat.term import Term, majority_holder
 from celery_redlock.errors import ConfigurationError, DuplicateTask
 from celery_redlock.events import SlotPublished, SlotSkipped
@@ -37,7 +38,7 @@ from celery_redlock.task.base import takes_lock
 from celery_redlock.task.messages.slot import Slot
 from celery_redlock.task.naming.task_lock import lock_of
 
-__all__ = ["NotYet", "SlotPublisher", "TermOver", "in_time"]
+__all__ = ["NotYet", "SlotPublisher", "TermOver"]
 
 logger = get_logger(__name__)
 
@@ -45,8 +46,6 @@ logger = get_logger(__name__)
 SHORTEST_KEEP, LONGEST_KEEP = timedelta(days=1), timedelta(days=800)
 #: How much earlier than the slot a scheduler may find its entry due: the sun is not that exact.
 EARLY = timedelta(seconds=2)
-#: How old slots are published without a deadline, at least [s]; or so many takeovers.
-SHORTEST_CATCH_UP, TAKEOVERS = 60.0, 2
 #: How many slots of an entry are made up for before others have their turn.
 AT_ONCE = 100
 #: In the place of a result.
@@ -57,17 +56,10 @@ LONGEST_PAUSE = 8.0
 PATIENCE = 5.0
 #: When to look whether another one has published a slot that is claimed [s].
 SOON = 0.25
-#: How long a takeover may take beyond the lease [s].
-TAKEOVER = 2.0
 
 
 class TermOver(Exception):
-    """
-    The term has ended; nothing more may be published in it.
-
-    Attributes:
-        reason: As in `LeaderDeposed.reason`.
-    """
+    """The term has ended, for a *reason* as in `LeaderDeposed.reason`."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -75,78 +67,15 @@ class TermOver(Exception):
 
 
 class NotYet(Exception):
-    """
-    A slot has to be tried again.
-
-    Attributes:
-        after: When [s from now].
-    """
+    """A slot has to be tried again *after* so long [s]."""
 
     def __init__(self, after: float) -> None:
         super().__init__(after)
         self.after = after
 
 
-@dataclass(frozen=True)
-class Missed:
-    """
-    Slots of an entry that were not published yet.
-
-    Attributes:
-        due: Those to publish, in order.
-        dropped: The newest of those that are too old, None if there are none.
-    """
-
-    due: list[datetime]
-    dropped: datetime | None
-
-
-def in_time(
-    plan: BaseSchedule, last: datetime | None, now: datetime, deadline: float | None, ttl: float
-) -> Missed:
-    """
-    Return what is to be published of a schedule.
-
-    Args:
-        plan: The schedule.
-        last: Its last slot that was published, None if nobody knows of any.
-        now: The time, aware.
-        deadline: How old a slot may be [s]; None for the newest of any age, as Celery has it, and
-            for all those that fell due while another leader may have been elected.
-        ttl: Of the leadership [s].
-    """
-    allowed = deadline
-    if allowed is None:
-        allowed = max(SHORTEST_CATCH_UP, TAKEOVERS * (ttl + TAKEOVER))
-    oldest = now - timedelta(seconds=allowed)
-    if last is None:
-        newest = last_due(plan, now)
-        if newest is None or (deadline is not None and newest < oldest):
-            return Missed([], newest)
-        return Missed([newest], None)
-    due = due_between(plan, max(last, oldest - MILLISECOND), now)
-    if due and (last >= oldest - MILLISECOND or next_due(plan, last) == due[0]):
-        return Missed(due, None)  # a look further back may be long
-    if not due and deadline is None:
-        due = newer_than(last, last_due(plan, now))
-    dropped = newer_than(last, last_due(plan, due[0] - MILLISECOND if due else now))
-    return Missed(due, dropped[0] if dropped else None)
-
-
-def newer_than(last: datetime, due: datetime | None) -> list[datetime]:
-    """Return *due* if it is newer than *last*."""
-    return [due] if due is not None and due > last else []
-
-
 class SlotPublisher:
-    """
-    Publishes the slots of one term.
-
-    Args:
-        plugin: Of the app.
-        beat: What the schedulers that stand in for each other are called.
-        term: Ours.
-    """
+    """Publishes the slots of one term; *beat* names the schedulers that stand in for each other."""
 
     def __init__(self, plugin: Plugin, beat: str, term: Term) -> None:
         self._plugin = plugin
@@ -162,19 +91,13 @@ class SlotPublisher:
         return Slots.on(self._plugin.locks)
 
     def look_up(self, names: Iterable[str]) -> None:
-        """
-        Learn the last slots of the entries called *names*, of those that are new to this term.
-
-        Raises:
-            QuorumUnavailable: Too few nodes answered.
-        """
+        """Learn the last slots of the entries called *names* that are new to this term."""
         records = {self._record(name): name for name in names if name not in self._last}
         with defer_signals():
             found = self._slots.look(list(records))
         self._last.update((name, settled(found.get(record))) for record, name in records.items())
 
     def last_of(self, name: str) -> datetime | None:
-        """Return the last slot of an entry that needs no more publishing, None for none."""
         return self._last.get(name)
 
     @property
@@ -194,20 +117,10 @@ class SlotPublisher:
 
     def publish_due(self, entry: Any, send: Callable[[Any], Any]) -> Any:
         """
-        Publish all slots of *entry* that are due and were not published.
+        Publish by *send* all slots of *entry* that are due; return the result of the last one.
 
-        Args:
-            entry: Of the wrapped scheduler.
-            send: Publishes an entry.
-
-        Returns:
-            The result of the last one, None if there was none.
-
-        Raises:
-            TermOver: We no longer lead.
-            NotYet: There is one that has to be tried again.
-            QuorumUnavailable: No quorum could decide; likewise.
-            Exception: What *send* raised; likewise.
+        Raises TermOver; or NotYet, QuorumUnavailable or an error of *send* for a slot that has to
+        be tried again.
         """
         self.look_up([entry.name])
         now = datetime.now(timezone.utc)
@@ -228,11 +141,10 @@ class SlotPublisher:
         if len(missed.due) > AT_ONCE:
             raise NotYet(0.0)
         if not missed.due and missed.dropped is None:
-            self._wait_for_the_sun(entry, now)
+            self._wait_if_early(entry, now)
         return result
 
-    def _wait_for_the_sun(self, entry: Any, now: datetime) -> None:
-        """Retry an entry in time that its scheduler found due a moment early."""
+    def _wait_if_early(self, entry: Any, now: datetime) -> None:
         coming = due_between(entry.schedule, now, now + EARLY)
         if coming:
             raise NotYet((coming[0] - now).total_seconds())
@@ -275,7 +187,9 @@ class SlotPublisher:
                 self._sent[entry.name] = due
                 with defer_signals(max_wait=PATIENCE), warned_if_slow(entry.name):
                     result = sent(send, for_slot(entry, slot, task_id))
-                if result is REFUSED or (is_duplicate(result) and result.id != task_id):
+                if result is REFUSED or (
+                    getattr(result, "duplicate", False) and result.id != task_id
+                ):
                     cause = "overlap" if slot.is_buffered else "duplicate"
             self._slots.settle(claim)
             self._last[entry.name] = due
@@ -307,13 +221,7 @@ class SlotPublisher:
         return Claim(self._record(entry.name), slot.due, token, fence, keep, lock, is_sent)
 
     def _reason_to_skip(self, task: Any, slot: Slot, claimed: Claimed) -> str | None:
-        """
-        Return why a claimed slot must not be published; None if it may be.
-
-        Raises:
-            TermOver: We no longer lead.
-            NotYet: Another scheduler is publishing it.
-        """
+        """Return why a claimed slot must not be published; None if it may be."""
         if claimed.state is SlotState.DEPOSED:
             raise TermOver("deposed")
         if claimed.state is SlotState.AHEAD:
@@ -325,7 +233,6 @@ class SlotPublisher:
         return "overlap" if slot.is_run_of_entry(claimed.holder) else None
 
     def _goes_on(self, slot: Slot, places: Sequence[str]) -> bool:
-        """Return whether the run of an earlier slot has one of *places*; a round if there are."""
         views = self._plugin.locks.inspect_all(places) if places else []
         return any(slot.is_run_of_entry(majority_holder(of_place)) for of_place in views)
 
@@ -335,7 +242,6 @@ class SlotPublisher:
 
 @contextlib.contextmanager
 def warned_if_slow(name: str) -> Iterator[None]:
-    """Warn if the body of a ``with`` takes long: the broker may be out of reach."""
     words = "beat: Publishing %r has not ended for %g s; is the broker out of reach?"
     alarm = threading.Timer(PATIENCE, logger.warning, (words, name, PATIENCE))
     alarm.daemon = True
@@ -357,13 +263,8 @@ def sent(send: Callable[[Any], Any], ready: Any) -> Any:
 
 
 def knows_copies(task: Any) -> bool:
-    """Return whether a second message of a run of *task* ends without running."""
+    """Whether a second message of a run of *task* ends without running."""
     return takes_lock(task) and lock_of(task).options.dedup_ttl > 0
-
-
-def is_duplicate(result: Any) -> bool:
-    """Return whether *result* is that of another task, which was there before."""
-    return bool(getattr(result, "duplicate", False))
 
 
 def settled(found: LastSlot | None) -> datetime | None:
@@ -375,7 +276,7 @@ def settled(found: LastSlot | None) -> datetime | None:
 
 
 def keep_for(plan: BaseSchedule, due: datetime, deadline: float | None) -> float:
-    """Return how long the record of a slot has to be kept [s]: well beyond the next one."""
+    """Return how long to keep the record of a slot [s]: well beyond the next one."""
     try:
         following = next_due(plan, due)
     except NotImplementedError:  # a schedule that says nothing but that it is due

@@ -1,5 +1,5 @@
 r"""
-Who leads: a term is a lease that the watchdog renews, bid for again and again by all others.
+Leadership: a term is a lease that the watchdog renews, bid for again and again by all others.
 
     StandBy --bid: nobody leads, and a quorum grants the lock--> Term
        ^ \--bid: somebody leads, or no quorum--> StandBy until the next bid
@@ -43,14 +43,7 @@ AFTER_FAILURE = 4.0, 6.0
 
 @dataclass(frozen=True)
 class StandBy:
-    """
-    Another scheduler leads, or nobody can.
-
-    Attributes:
-        until: When to bid [s, `clock.now`].
-        why: In plain words.
-        is_led: Whether somebody leads.
-    """
+    """Another scheduler leads, or nobody can: bid again at *until* [s, `clock.now`]."""
 
     until: float
     why: str
@@ -59,38 +52,23 @@ class StandBy:
 
 @dataclass(frozen=True)
 class Term:
-    """
-    We lead.
-
-    Attributes:
-        held: The leadership, renewed by the watchdog.
-        began: When [s, `clock.now`].
-    """
+    """We lead since *began* [s, `clock.now`]; *held* is the leadership, renewed by the watchdog."""
 
     held: HeldLock
     began: float
 
     @property
     def fence(self) -> int:
-        """Number of the term; that of a later one is larger."""
         return self.held.fence or 0
 
 
 def majority_holder(views: Sequence[NodeView]) -> dict[str, Any]:
-    """Return whom a majority of the nodes names as the holder, ``{}`` if there is none."""
     named = agreed(views, lambda view: view.holder.get("token"))
     return named[0].holder if named else {}
 
 
 class Elector:
-    """
-    Bids for the leadership of the schedulers called *name*.
-
-    Args:
-        locks: Of the app.
-        name: Lock name of the leadership.
-        notify: Called with events.
-    """
+    """Bids for the leadership of the schedulers called *name*."""
 
     def __init__(self, locks: Redlock, name: str, notify: Notify) -> None:
         self.name = name
@@ -134,7 +112,6 @@ class Elector:
         return Term(held, clock.now())
 
     def step_down(self, term: Term, reason: str) -> StandBy:
-        """End *term*, release the leadership, and return when to bid again."""
         with defer_signals():
             try:
                 self._locks.give_back(term.held)
@@ -152,7 +129,6 @@ class Elector:
 
 
 def led_by(holder: dict[str, Any]) -> str:
-    """Return who leads, in plain words."""
     since = since_of(holder)
     when = time.strftime(" since %H:%M:%S", time.localtime(since)) if since else ""
     pid, host = (printable(holder.get(known, "?")) for known in ("pid", "host"))

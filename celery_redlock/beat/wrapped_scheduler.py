@@ -25,7 +25,7 @@ from typing import Any
 from celery.schedules import schedstate
 
 from celery_redlock.beat import entries
-from celery_redlock.beat.due import interval_of, last_due
+from celery_redlock.beat.due import left_on_grid
 from celery_redlock.beat.slots import NotYet, SlotPublisher, TermOver
 from celery_redlock.beat.term import Term
 from celery_redlock.errors import QuorumUnavailable
@@ -42,6 +42,8 @@ TRY_AGAIN = 1.0
 BREATH = 0.002
 #: Longest time between two looks whether we still lead [s].
 LOOK = 1.0
+#: Methods of the scheduler in whose place are those of `WrappedScheduler`.
+TAKEN_OVER = ("populate_heap", "is_due", "reserve", "apply_entry", "apply_async", "maybe_due")
 
 
 @dataclass
@@ -50,12 +52,8 @@ class Owed:
     An entry with slots that have to be tried again.
 
     Attributes:
-        entry: The entry.
-        send: Publishes an entry, given it and *options*.
         at: When to try again [s, `clock.now`].
         moves_on: Whether the entry is to be moved on once they are published.
-        options: Of the publish.
-        failures: How often it has failed.
     """
 
     entry: Any
@@ -68,25 +66,13 @@ class Owed:
 
 @dataclass
 class Sent:
-    """What came of the publish within the scheduler's own ``apply_entry``, which tells nobody."""
+    """The result of a publish within the scheduler's own ``apply_entry``, which returns none."""
 
     result: Any = None
     error: Exception | None = None
 
 
 class WrappedScheduler:
-    """
-    The wrapped scheduler during one term.
-
-    Args:
-        scheduler: It, just built.
-        publisher: Of this term.
-        term: Ours.
-
-    Attributes:
-        scheduler: The wrapped one.
-    """
-
     def __init__(self, scheduler: Any, publisher: SlotPublisher, term: Term) -> None:
         self.scheduler = scheduler
         self._publisher = publisher
@@ -99,31 +85,18 @@ class WrappedScheduler:
         self._scheduled: dict[str, Any] | None = None
         self._over: str | None = None
         self._sent: Sent | None = None
-        self._apply_entry: Callable[..., Any] = scheduler.apply_entry
-        self._apply_async: Callable[..., Any] = scheduler.apply_async
-        self._reserve: Callable[[Any], Any] = scheduler.reserve
-        self._is_due: Callable[[Any], Any] = scheduler.is_due
-        self._populate_heap: Callable[..., Any] = scheduler.populate_heap
+        self._own: dict[str, Callable[..., Any]] = {}
+        for name in TAKEN_OVER:
+            if hasattr(scheduler, name):
+                self._own[name] = getattr(scheduler, name)
+                setattr(scheduler, name, getattr(self, name))
         self._should_sync: Callable[[], bool] = scheduler.should_sync
         scheduler.should_sync = lambda: False  # or what it raises would pass for a failed publish
-        scheduler.apply_entry = self.apply_entry
-        scheduler.apply_async = self.apply_async
-        scheduler.reserve = self.reserve
-        scheduler.is_due = self.is_due
-        scheduler.populate_heap = self.populate_heap
         if hasattr(scheduler, "lock_key"):  # RedBeat's own lock: a second one, on one node
             scheduler.lock_key = None
-        if hasattr(scheduler, "maybe_due"):
-            self._maybe_due: Callable[..., Any] = scheduler.maybe_due
-            scheduler.maybe_due = self.maybe_due
 
     def tick(self) -> float:
-        """
-        Do what is due and return when to tick next [s from now, >= 0].
-
-        Raises:
-            TermOver: We no longer lead.
-        """
+        """Do what is due and return when to tick next [s from now, >= 0]; raises TermOver."""
         self._ensure_leading()
         self._pay()
         if clock.now() >= min(self._next_tick, self._next_slot):
@@ -134,7 +107,6 @@ class WrappedScheduler:
         return min(LOOK, max(0.0, min(soonest) - clock.now()))
 
     def _sync(self) -> None:
-        """Let the wrapped scheduler store what it has, if it wants to."""
         try:
             if self._should_sync():
                 self.scheduler._do_sync()  # noqa: SLF001  as Celery calls it
@@ -142,7 +114,6 @@ class WrappedScheduler:
             logger.exception("beat: The wrapped scheduler could not store its state")
 
     def _tick(self) -> None:
-        """Let the wrapped scheduler do what is due, and note when it wants to do so again."""
         self._next_slot = float("inf")
         published = self._published
         try:
@@ -160,7 +131,6 @@ class WrappedScheduler:
             raise TermOver(reason)
 
     def _pay(self) -> None:
-        """Publish again what failed and is due."""
         for name, owed in list(self._owed.items()):
             if owed.at > clock.now() or self._over:
                 continue
@@ -202,7 +172,7 @@ class WrappedScheduler:
     def _send_by_entry(self, ready: Any, options: dict[str, Any]) -> Any:
         self._sent = sent = Sent()
         try:
-            self._apply_entry(ready, **options)
+            self._own["apply_entry"](ready, **options)
         finally:
             self._sent = None
         if sent.error is not None:
@@ -210,7 +180,7 @@ class WrappedScheduler:
         return sent.result
 
     def _send_by_itself(self, ready: Any, options: dict[str, Any]) -> Any:
-        return self._apply_async(ready, advance=False, **options)
+        return self._own["apply_async"](ready, advance=False, **options)
 
     def apply_async(
         self,
@@ -219,7 +189,6 @@ class WrappedScheduler:
         advance: bool = True,  # noqa: FBT001, FBT002  Celery's signature
         **kwargs: Any,
     ) -> Any:
-        """Publish the slots of *entry* that are due; moves it on once they are."""
         options = {"producer": producer, **kwargs}
         if self._sent is not None:  # called by the scheduler's own apply_entry, for one slot
             sent, self._sent = self._sent, None
@@ -270,32 +239,23 @@ class WrappedScheduler:
 
     def _note_next_slot(self, entry: Any) -> None:
         """Have the next tick in time for the grid of an interval; RedBeat counts from now on."""
-        every = interval_of(entry.schedule)
-        if every is not None:
-            now = datetime.now(timezone.utc)
-            left = (last_due(entry.schedule, now) or now) + every - now
-            self._next_slot = min(self._next_slot, clock.now() + left.total_seconds())
+        left = left_on_grid(entry.schedule, datetime.now(timezone.utc))
+        if left is not None:
+            self._next_slot = min(self._next_slot, clock.now() + left)
 
     def _owe(self, owed: Owed, after: float) -> None:
         owed.at = clock.now() + after
         self._owed[owed.entry.name] = owed
 
     def reserve(self, entry: Any) -> Any:
-        """Move *entry* on; an interval stays on its grid."""
-        return entries.reserve(self._reserve, entry, datetime.now(timezone.utc))
+        return entries.reserve(self._own["reserve"], entry, datetime.now(timezone.utc))
 
     def is_due(self, entry: Any) -> Any:
-        """Return whether *entry* is due, and when to look again [s from now]."""
-        state = self._is_due(entry)
-        every = interval_of(entry.schedule)
-        if every is None or not state[0]:
-            return state
-        now = datetime.now(timezone.utc)
-        due = last_due(entry.schedule, now) or now
-        return schedstate(is_due=True, next=(due + every - now).total_seconds())
+        state = self._own["is_due"](entry)
+        left = left_on_grid(entry.schedule, datetime.now(timezone.utc)) if state[0] else None
+        return state if left is None else schedstate(is_due=True, next=left)
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> Any:
-        """Order the entries by when they are due, knowing when they ran last."""
         scheduled = list(self.scheduler.schedule.values())
         try:
             self._publisher.look_up([entry.name for entry in scheduled])
@@ -308,30 +268,18 @@ class WrappedScheduler:
                 self._publisher.begin(entry.name, entries.ran_last(entry))
             elif before is not None and before[entry.name] != entry.schedule:
                 self._publisher.begin(entry.name, datetime.now(timezone.utc))
-            self._recall(entry)
+            entries.recall(entry, self._publisher.last_of(entry.name))
         self._scheduled = {entry.name: entry.schedule for entry in scheduled}
-        return self._populate_heap(*args, **kwargs)
+        return self._own["populate_heap"](*args, **kwargs)
 
     def maybe_due(self, entry: Any, **kwargs: Any) -> Any:
-        """Publish an entry of RedBeat's if it is due; one that is changed is not made up for."""
         plan = self._plans.setdefault(entry.name, entry.schedule)
         if plan != entry.schedule or not entry.enabled:
             self._plans[entry.name] = entry.schedule
             self._publisher.begin(entry.name, datetime.now(timezone.utc))
-        return self._maybe_due(entry, **kwargs)
-
-    def _recall(self, entry: Any) -> None:
-        """Let *entry* know when it ran last, whoever published it."""
-        last = self._publisher.last_of(entry.name) or entries.ran_last(entry)
-        if last is None:
-            return
-        if interval_of(entry.schedule) is not None:
-            last = last_due(entry.schedule, last)
-        if last is not None and last != entries.ran_last(entry):
-            entries.set_last_run(entry, last)
+        return self._own["maybe_due"](entry, **kwargs)
 
     def close(self) -> None:
-        """Let the wrapped scheduler store what it has and free what it uses."""
         self.scheduler.close()
         # That of django-celery-beat would be kept until the process ends, and then store its state.
         finalize = getattr(self.scheduler, "_finalize", None)

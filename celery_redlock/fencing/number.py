@@ -1,4 +1,4 @@
-"""What counts as a fencing number."""
+"""Check of a fencing number."""
 
 from __future__ import annotations
 
@@ -9,13 +9,7 @@ LARGEST = 2**53
 
 
 def checked(fence: int | None) -> int:
-    """
-    Return *fence* if a store can compare it.
-
-    Raises:
-        TypeError: It is not an ``int``.
-        ValueError: It is None, negative, or too large.
-    """
+    """Return *fence* if a store can compare it; raise TypeError or ValueError if not."""
     if fence is None:
         raise ValueError(
             "fence is None: the task has no fencing number. It runs without a lock (RunUnlocked, "

@@ -160,7 +160,6 @@ def raise_fence(
 
 
 def _raised(connection: Any, table: Table, name: str, number: int) -> bool:
-    """Return whether there is a guard row, raised to *number* by now."""
     row = update(table).where(table.c.lock == name)
     try:
         return fenced_update(connection, row, number) > 0
@@ -169,7 +168,6 @@ def _raised(connection: Any, table: Table, name: str, number: int) -> bool:
 
 
 def _column_of(statement: Update, name: str) -> Any:
-    """Return what has the fence in the table, or in the ORM class, of *statement*."""
     entity = statement.entity_description.get("entity")
     found = statement.table.c.get(name) if entity is None else getattr(entity, name, None)
     if found is None:

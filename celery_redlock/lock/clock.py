@@ -1,5 +1,5 @@
 """
-Clocks: ours, and how a node's clock moves against it; and the jitter that pauses need.
+The clock of leases, readings of a node's clock, and the jitter of pauses.
 
 Leases are counted on a clock that goes on while the machine is suspended
 (`CLOCK_BOOTTIME`); `time.monotonic` stops there on Linux, and a laptop that
@@ -78,17 +78,7 @@ def make_up_for(seconds: float) -> None:
 
 @contextlib.contextmanager
 def replaced(elapsed: Callable[[], float], wall: Callable[[], float], why: str) -> Iterator[None]:
-    """
-    Use another clock in this process for the body of a ``with``, as tests do.
-
-    Args:
-        elapsed: Returns what `now` is to return.
-        wall: Likewise.
-        why: What `check_not_replaced` says meanwhile.
-
-    Raises:
-        RuntimeError: It is replaced already.
-    """
+    """Use another clock for the body of a ``with``, as tests do; it is not replaced twice."""
     global _elapsed, _wall, _lost, _replaced
     check_not_replaced()
     before = _elapsed, _wall, _lost
@@ -100,7 +90,6 @@ def replaced(elapsed: Callable[[], float], wall: Callable[[], float], why: str) 
 
 
 def check_not_replaced() -> None:
-    """Raise RuntimeError while this process uses another clock."""
     if _replaced:
         raise RuntimeError(_replaced)
 
@@ -109,14 +98,8 @@ class ClockReading(NamedTuple):
     """
     A node's clock, as one reply shows it.
 
-    The node looked at its clock somewhere between our send and our receive, so
-    its offset from ours lies in an interval, not at a point.
-
-    Attributes:
-        earliest: Smallest possible ``node clock - our clock`` [s].
-        latest: Largest possible one [s].
-        at: When the reply was received [s, our clock].
-        sent: When it was asked for [s, our clock].
+    The node looked at its clock somewhere between our send and our receive, so its offset, ``node
+    clock - our clock``, lies between *earliest* and *latest* [s]. *sent* and *at* are by our clock.
     """
 
     earliest: float
@@ -126,22 +109,15 @@ class ClockReading(NamedTuple):
 
     @classmethod
     def of(cls, sent: float, received: float, node_now: float) -> ClockReading:
-        """
-        Return the reading of a node that said *node_now* between *sent* and *received* [s].
-
-        Nodes report whole milliseconds, cut off: theirs may be up to one later.
-        """
+        """Read *node_now*, whole milliseconds that are cut off: it may be up to one later."""
         return cls(node_now - received, node_now + RESOLUTION - sent, received, sent)
 
 
 class Move(NamedTuple):
     """
-    How far a node's clock moved against ours between two readings.
+    How far a node's clock moved against ours between two readings: from *least* to *most* [s].
 
-    Attributes:
-        least: Smallest possible move [s]; positive is forward, and lets keys expire early.
-        most: Largest possible one [s].
-        allowed: How much of it, either way, is no jump [s].
+    Positive is forward, and lets keys expire early. *allowed* of it, either way, is no jump.
     """
 
     least: float
@@ -150,29 +126,17 @@ class Move(NamedTuple):
 
     @property
     def jump(self) -> float:
-        """
-        How far it certainly jumped [s, 0.0 for not at all].
-
-        Readings are intervals, so a slow reply widens the allowance by itself and never
-        raises a false alarm.
-        """
+        """How far it certainly jumped [s]; a slow reply widens the allowance by itself."""
         if self.least > self.allowed:
             return self.least
         return self.most if self.most < -self.allowed else 0.0
 
     def is_like(self, other: Move) -> bool:
-        """Return whether both may be one and the same move."""
         allowed = self.allowed + other.allowed
         return self.least - allowed <= other.most and other.least - allowed <= self.most
 
 
 def move_between(before: ClockReading, after: ClockReading, drift_factor: float) -> Move:
-    """
-    Return how far a node's clock moved between two readings.
-
-    Source:
-        PROTOCOL 3.5, "Node clock jumps".
-    """
     return Move(
         after.earliest - before.latest,
         after.latest - before.earliest,
@@ -182,10 +146,9 @@ def move_between(before: ClockReading, after: ClockReading, drift_factor: float)
 
 def sharper(before: ClockReading, after: ClockReading, drift_factor: float) -> ClockReading | None:
     """
-    Return whichever reading pins the node's offset down better as of *after*.
+    Return whichever reading pins the node's offset down better as of *after*; None if it jumped.
 
-    None if its clock has jumped in between, as `Move.jump` says; no `Move` is made, since this
-    is asked of every vote.
+    As `Move.jump` says, but no `Move` is made, since this is asked of every vote.
     """
     drift = drift_factor * (after.at - before.at)
     allowed = JUMP_TOLERANCE + drift if drift > 0 else JUMP_TOLERANCE

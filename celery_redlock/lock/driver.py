@@ -20,19 +20,9 @@ T = TypeVar("T")
 
 
 class Driver:
-    """
-    Drives algorithms over the connections of one process. Safe from any thread.
+    """Drives algorithms over the connections of one process. Safe from any thread."""
 
-    Args:
-        fanout: The connections.
-        sleep: Waits between two attempts [s].
-    """
-
-    def __init__(
-        self,
-        fanout: Fanout,
-        sleep: Callable[[float], None],
-    ) -> None:
+    def __init__(self, fanout: Fanout, sleep: Callable[[float], None]) -> None:
         self._fanout = fanout
         self._sleep = sleep
         #: One label per node, in their order.
@@ -40,13 +30,7 @@ class Driver:
         self._nodes = len(fanout.labels)
 
     def drive(self, steps: Generator[Ask | Send | Sleep, Any, T], ends: float | None = None) -> T:
-        """
-        Do what *steps* say until they end; they clean up after an interruption.
-
-        Args:
-            steps: An algorithm.
-            ends: Wait for no answer after that [s, our clock]; None for no such limit.
-        """
+        """Do what *steps* say; wait for no answer beyond *ends* [s, our clock]."""
         answer: Ballot | bool | None = None
         problem: BaseException | None = None
         while True:
@@ -78,13 +62,11 @@ class Driver:
             raise
 
     def ask(self, step: Ask, ends: float | None = None) -> Ballot:
-        """Ask the nodes and return their votes, complete; *ends* as of `drive`."""
         a_round = Round(step.request, self._nodes, step.decided)
         self._fanout.ask((a_round,), ends)
         return a_round.ballot
 
     def ask_all(self, steps: Sequence[Ask], ends: float | None = None) -> list[Ballot]:
-        """Ask the nodes several things in one round and return the votes on each; likewise."""
         rounds = [Round(step.request, self._nodes, step.decided) for step in steps]
         self._fanout.ask(rounds, ends)
         return [a_round.ballot for a_round in rounds]

@@ -1,4 +1,4 @@
-"""A lock as its holder has it: the current lease, and whether it can still be trusted."""
+"""A held lock: its current lease, and whether it can still be trusted."""
 
 from __future__ import annotations
 
@@ -23,14 +23,7 @@ class HeldLock:
     process's own clock, whether or not the watchdog got to run. A lost lock stays lost.
 
     Attributes:
-        name: Lock name.
-        token: Random proof of ownership; do not log it.
-        fence: Fencing number for the stores the holder writes to, None when not asked for.
-        place: Its number among the places of a lock with a ``lock_limit``, from 0. Each place is a
-            lock with fencing numbers of its own, and the name says which.
         others: The other locks of a task that has several names, in the order they were taken.
-        ttl: Lease written to every node [s].
-        since: When the lock was acquired [s, Unix time].
         lag: How much later than it was due the last renewal began [s, >= 0].
         merged: How many triggers were merged into this run, with ``on_duplicate="rerun"``.
     """
@@ -74,17 +67,17 @@ class HeldLock:
 
     @property
     def token(self) -> str:
-        """Random proof of ownership."""
+        """Random proof of ownership; do not log it."""
         return self._lease.token
 
     @property
     def fence(self) -> int | None:
-        """Fencing number, None when not asked for."""
+        """Fencing number for the stores the holder writes to, None when not asked for."""
         return self._lease.fence
 
     @property
     def place(self) -> int:
-        """Its number among the places of a lock with a limit, from 0."""
+        """Its number among the places of a lock with a ``lock_limit``, from 0; the name says it."""
         return self._lease.place
 
     @property
@@ -140,7 +133,7 @@ class HeldLock:
             other.ensure_held()
 
     def loss(self) -> LockLost:
-        """Return what to raise for a lock that is lost."""
+        """Return the error for a lock that is lost."""
         return LockLost(self.name, self.lost_reason or "deadline", self._votes)
 
     def renewed(self, lease: Lease) -> bool:
@@ -172,12 +165,9 @@ class HeldLock:
 
 class NotLocked(HeldLock):
     """
-    What the body gets in place of a lock where it runs without one, by policy or in tests.
+    Given to a body in place of a lock where it runs without one, by policy or in tests.
 
-    ``fence`` is None, ``ensure_held`` never raises, and ``why`` says so.
-
-    Attributes:
-        why: The cause in plain words.
+    ``fence`` is None, ``ensure_held`` never raises, and ``why`` says the cause in plain words.
     """
 
     __slots__ = ("why",)

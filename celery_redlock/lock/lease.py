@@ -26,18 +26,10 @@ def quorum(nodes: int) -> int:
 
 def valid_until(started: float, ttl: float, drift_factor: float) -> float:
     """
-    Return the last moment at which a lease may still be trusted.
+    Return the last moment at which a lease may still be trusted [s, clock of *started*].
 
-    Counted from when the round started, not when it ended: a slow quorum can
-    only shorten a lease, never lengthen it.
-
-    Args:
-        started: Begin of the round, before anything was sent [s, our clock].
-        ttl: Expiry written to every node [s, > 0].
-        drift_factor: Share of *ttl* kept back for clock drift [1, 0 <= f < 1].
-
-    Returns:
-        The deadline [s, same clock as *started*]; may already have passed.
+    Counted from when the round started, not when it ended: a slow quorum can only shorten a
+    lease, never lengthen it.
 
     Source:
         redis.io/topics/distlock, "The Redlock algorithm", steps 3 and 4.
@@ -51,7 +43,6 @@ def least_validity(ttl: float) -> float:
 
 
 def renew_at(started: float, ttl: float) -> float:
-    """Return when a lease taken or renewed at *started* is due for renewal [s]."""
     return started + ttl / 3.0
 
 
@@ -69,11 +60,7 @@ def quarantine_for(max_ttl: float, drift_factor: float) -> float:
 
 def fence_proposal(wall_ms: int, seen: int) -> int:
     """
-    Return the fencing number a client proposes: above its wall clock and all it has seen.
-
-    Args:
-        wall_ms: Wall clock [ms, Unix time].
-        seen: Largest number any node ever reported to this client.
+    Return the fencing number to propose: above our wall clock, and the largest that was *seen*.
 
     Source:
         Hybrid logical clocks (Kulkarni et al., 2014); PROTOCOL 3.1.

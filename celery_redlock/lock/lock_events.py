@@ -22,19 +22,16 @@ __all__ = ["of_grant", "of_refusal", "of_release", "of_renewal", "who"]
 
 
 def who(info: dict[str, Any]) -> dict[str, Any]:
-    """Return the task in a holder's description, as the fields of an event."""
     return {field: info[field] for field in ("task", "task_id") if field in info}
 
 
 def of_refusal(error: LockNotAcquired, info: dict[str, Any], waited: float) -> Event:
-    """Return the event of a lock that was not granted after a wait [s]."""
     if isinstance(error, LockTaken):
         return LockConflict(error.name, error.holder, waited, **who(info))
     return LockUnavailable(error.name, error.votes, waited, **who(info))
 
 
 def of_grant(lease: Lease, request: LockRequest, waited: float) -> Event:
-    """Return the event of a lock that was granted after a wait [s]."""
     event, since = who(request.info), request.queued_since
     if since is not None:
         event["queued_for"] = max(0.0, lease.since - since)
@@ -43,7 +40,7 @@ def of_grant(lease: Lease, request: LockRequest, waited: float) -> Event:
 
 
 def of_renewal(held: HeldLock, margin: float | None) -> Event:
-    """Return the event of a lock that was renewed in time by a margin [s]; None: it is lost."""
+    """Return the event of a renewal in time, by a margin [s]; None: it is lost."""
     whose = who(held.lease.info)
     if margin is None:
         loss = held.loss()
@@ -52,5 +49,4 @@ def of_renewal(held: HeldLock, margin: float | None) -> Event:
 
 
 def of_release(lease: Lease, held: float, lost: str = "") -> Event:
-    """Return the event of a lock that was held so long [s], and *lost* for this cause or none."""
     return LockReleased(lease.name, held, ttl=lease.ttl, lost=lost, **who(lease.info))

@@ -1,5 +1,5 @@
 """
-What all records on the nodes have in common: how a key is named, and how a holder is described.
+Keys of the records on the nodes, and descriptions of their holders.
 
 A record (a lock, a finished marker, a reservation, a slot) is one Redis key per node, named
 ``prefix:kind:name``, and always has an expiry. What has a holder begins with the holder's token,
@@ -34,6 +34,7 @@ __all__ = [
     "is_short_name",
     "is_text",
     "line_key",
+    "lock_keys",
     "marker_key",
     "ms",
     "object_in",
@@ -45,6 +46,7 @@ __all__ = [
     "shorten",
     "shortened",
     "since_of",
+    "waiters_key",
 ]
 
 TOKEN_LENGTH = 40
@@ -75,15 +77,7 @@ _encoder = json.JSONEncoder(separators=(",", ":"), default=str)  # json.dumps wo
 
 
 class Keys(NamedTuple):
-    """
-    The Redis keys of one lock name, and those of the node itself.
-
-    Attributes:
-        lock: Holds the token and the description of the holder.
-        fence: Holds the largest fencing number given out.
-        boot: Holds what the node was when it was enrolled; one per node.
-        quarantine: Is there while the node must not vote; one per node.
-    """
+    """The Redis keys of one lock name, and of the node itself: *boot* and *quarantine*."""
 
     lock: bytes
     fence: bytes
@@ -92,7 +86,6 @@ class Keys(NamedTuple):
 
     @staticmethod
     def of(prefix: str, name: str) -> Keys:
-        """Return the keys of *name*; each is shorter than 200 bytes."""
         head, short = prefix.encode(), name_in_key(name)
         return Keys(
             b"%b:lock:%b" % (head, short),
@@ -124,17 +117,24 @@ def own_name(name: str) -> str:
 
 
 def place_name(name: str, place: int) -> str:
-    """
-    Return the name that the lock on a *place* of *name* has on the nodes.
-
-    The first place has the name itself: a lock with one place is like any lock.
-    """
+    """Return the name of the lock on a *place* of *name*; the first has the name itself."""
     return f"{shorten(name)}#{place}" if place else name
 
 
 def line_key(prefix: str, name: str, place: int = 0) -> bytes:
     """Return the Redis key of who waits for a lock; *name* is that of its lock on that *place*."""
     return record_key(prefix, "line", name.removesuffix(f"#{place}") if place else name)
+
+
+def waiters_key(prefix: str, name: str) -> bytes:
+    """Return the Redis key of what a node knows of those who wait for the lock *name*."""
+    return record_key(prefix, "waiters", name)
+
+
+def lock_keys(prefix: str, name: str, limit: int) -> tuple[bytes, ...]:
+    """Return the Redis keys of the places of a lock that has *limit* of them."""
+    places = (place_name(name, place) for place in range(limit))
+    return tuple(record_key(prefix, "lock", place) for place in places)
 
 
 def record_key(prefix: str, kind: str, name: str) -> bytes:
@@ -146,7 +146,6 @@ def record_key(prefix: str, kind: str, name: str) -> bytes:
 
 
 def marker_key(prefix: str, marker: str) -> bytes:
-    """Return the Redis key of a marker."""
     return record_key(prefix, "marker", marker)
 
 
@@ -156,7 +155,6 @@ def channel(prefix: str, process: str = "") -> bytes:
 
 
 def probe_key(prefix: str) -> bytes:
-    """Return the Redis key that is written to see whether a node takes writes."""
     return f"{prefix}:node:probe".encode()
 
 
@@ -166,7 +164,6 @@ def shorten(name: str) -> str:
 
 
 def name_in_key(name: str) -> bytes:
-    """Return what `shorten` does, encoded."""
     encoded = name.encode()
     if len(encoded) <= LONGEST_NAME:
         return encoded
@@ -174,7 +171,7 @@ def name_in_key(name: str) -> bytes:
 
 
 def is_short_name(value: Any) -> bool:
-    """Return whether *value* is a lock name as it is in a key: what we write of one elsewhere."""
+    """Return whether *value* is a lock name as it is in a key, and in our other records."""
     return (
         type(value) is str
         and bool(value)
@@ -196,12 +193,10 @@ def is_text(value: str) -> bool:
 
 
 def holder_payload(info: dict[str, Any], since: float) -> dict[str, Any]:
-    """Return the description of a holder: *info*, the process it is, and since when it holds."""
     return {**info, "host": HOST, "pid": os.getpid(), "since": round(since, 3)}
 
 
 def encode_info(info: dict[str, Any]) -> bytes:
-    """Encode a holder's description, as it is stored behind the token; of long words a part."""
     encoded = _encoder.encode(info)
     if len(encoded) > LONGEST_STORED:  # else nothing in it can be longer
         encoded = _encoder.encode(shortened(info))
@@ -209,7 +204,6 @@ def encode_info(info: dict[str, Any]) -> bytes:
 
 
 def shortened(value: Any) -> Any:
-    """Return *value*, with every text in it cut to what is stored of one."""
     if isinstance(value, str):
         return cut(value)
     if isinstance(value, dict):
@@ -225,7 +219,6 @@ def read_holder(value: bytes) -> dict[str, Any]:
 
 
 def is_ours(value: bytes) -> bool:
-    """Return whether *value* begins with a token, so that celery-redlock may have written it."""
     return TOKEN.match(value) is not None
 
 
@@ -239,7 +232,6 @@ def object_in(stored: bytes) -> dict[str, Any]:
 
 
 def is_shallow(value: Any, depth: int) -> bool:
-    """Return whether *value* is nested no deeper than that."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return depth > 0 and all(is_shallow(item, depth - 1) for item in inner)
 

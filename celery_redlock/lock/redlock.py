@@ -1,5 +1,5 @@
 """
-The lock as its callers hold it: acquire, extend, release, hold, inspect.
+The lock and its verbs: acquire, extend, release, hold, inspect.
 
 Drives the algorithm of `celery_redlock.lock.algorithm.acquiring` over the connections of
 `celery_redlock.lock.nodes.fanout`. The guarantee, and what it rests on:
@@ -54,7 +54,6 @@ from celery_redlock.lock.lock_events import of_grant, of_refusal, of_release, of
 from celery_redlock.lock.nodes.address import Address, addresses_of
 from celery_redlock.lock.nodes.credentials import with_credentials
 from celery_redlock.lock.nodes.fanout import Fanout
-from celery_redlock.lock.nodes.round import Round
 from celery_redlock.lock.rules import Rules, in_seconds
 from celery_redlock.lock.scripts import requests
 from celery_redlock.lock.scripts.requests import Marker
@@ -154,16 +153,15 @@ class Redlock:
             raise ConfigurationError(msg)
         return cls(with_credentials(urls, username, password), Rules.of(**settings), observers)
 
+    # -- parts that `celery_redlock.testing` has of its own -----------------------
+
     def _new_fanout(self, addresses: Sequence[Address]) -> Fanout:
-        """Return the connections; `celery_redlock.testing` has others."""
         return Fanout(addresses, self.rules, self.notify)
 
     def _new_listener(self, addresses: Sequence[Address]) -> Listener | None:
-        """Return what listens; `celery_redlock.testing` has none."""
         return Listener(addresses, self.rules.prefix, self.fanout.round_trip)
 
     def _new_watchdog(self) -> Watchdog:
-        """Return what renews; `celery_redlock.testing` has one without a thread."""
         return Watchdog(self._extend_all, self._tell_renewal)
 
     def __repr__(self) -> str:
@@ -178,8 +176,6 @@ class Redlock:
     def held(self) -> list[HeldLock]:
         """The locks that the watchdog of this process renews."""
         return self._watchdog.held
-
-    # -- DESIGN section 4 ----------------------------------------------------------
 
     @contextlib.contextmanager
     def hold(
@@ -245,9 +241,7 @@ class Redlock:
                 be extended again until it ends.
         """
         renewal = Renewal(self.participant, lease)
-        if (
-            renewal.started >= lease.valid_until
-        ):  # asking now would only restore keys that nobody needs
+        if renewal.started >= lease.valid_until:  # nobody needs the keys that this would restore
             raise LockLost(lease.name, "deadline")
         ballot = self.driver.ask(Ask(renewal.request(), renewal.decided))
         outcome = renewal.outcome(ballot)
@@ -317,12 +311,8 @@ class Redlock:
         """
         Acquire the lock of *request* and let the watchdog renew it until `give_back`.
 
-        Args:
-            request: Name, ttl, wait, and the description of the holder.
-            on_lost: Called once, in the watchdog's thread, when the lock is lost.
-
-        Raises:
-            LockTaken, QuorumUnavailable, request.MarkerStands: As `acquiring.acquire`.
+        *on_lost* is called once, in the watchdog's thread, when the lock is lost. Raises what
+        `acquiring.acquire` does.
         """
         lease = self._acquire(request)
         try:
@@ -341,16 +331,8 @@ class Redlock:
         Acquire all *lock_requests*, or nothing, and have it renewed until `give_back`.
 
         For callers that defer signals: one that strikes as this returns leaves locks behind.
-
-        Args:
-            lock_requests: Each as of `take`; no two of one name.
-            on_lost: As of `take`, called for each that is lost.
-
-        Returns:
-            The locks by name, in the order in which they were granted.
-
-        Raises:
-            LockTaken, QuorumUnavailable, request.MarkerStands: As `several.acquire_all`.
+        Returns the locks by name, in the order in which they were granted; no two requests may
+        be of one name. Otherwise as `take`.
         """
         started = clock.now()
         try:
@@ -488,9 +470,8 @@ class Redlock:
 
     def _extend_all(self, leases: Sequence[Lease]) -> list[Lease | NotRenewed]:
         renewals = [Renewal(self.participant, lease) for lease in leases]
-        rounds = [Round(r.request(), len(self.labels), r.decided) for r in renewals]
-        self.fanout.ask(rounds)
-        return [self._outcome(r, a.ballot) for r, a in zip(renewals, rounds, strict=True)]
+        ballots = self.driver.ask_all([Ask(r.request(), r.decided) for r in renewals])
+        return [self._outcome(*one) for one in zip(renewals, ballots, strict=True)]
 
     def _outcome(self, renewal: Renewal, ballot: Ballot) -> Lease | NotRenewed:
         outcome = renewal.outcome(ballot)

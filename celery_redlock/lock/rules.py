@@ -1,4 +1,4 @@
-"""The numbers that all clients of one cluster of lock nodes must agree on, checked once."""
+"""The settings that all clients of one cluster of lock nodes share, checked once."""
 
 from __future__ import annotations
 
@@ -127,7 +127,6 @@ class Rules:
 
 
 def check_prefix(prefix: Any) -> None:
-    """Raise ConfigurationError unless *prefix* may begin a Redis key."""
     is_known = isinstance(prefix, str) and is_text(prefix)
     if is_known and 0 < len(prefix.encode()) <= LONGEST_PREFIX:
         return
@@ -135,10 +134,9 @@ def check_prefix(prefix: Any) -> None:
     raise ConfigurationError(msg)
 
 
-def number(name: str, value: object) -> float:
-    """Return *value* if it is a finite number >= 0; raise ConfigurationError naming *name*."""
+def number(name: str, value: object, kind: str = "a number") -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        msg = f"{name} must be a number, got {value!r}"
+        msg = f"{name} must be {kind}, got {value!r}"
         raise ConfigurationError(msg)
     if not 0 <= value <= sys.float_info.max:  # an int may be larger than any float
         msg = f"{name} must be >= 0 and finite, got {value!r}"
@@ -148,16 +146,11 @@ def number(name: str, value: object) -> float:
 
 def in_seconds(name: str, value: object) -> float:
     """Return a time >= 0, in seconds or as a timedelta, in seconds; raise by its *name*."""
-    if isinstance(value, timedelta):
-        return number(name, value.total_seconds())
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        msg = f"{name} must be a number of seconds or a timedelta, got {value!r}"
-        raise ConfigurationError(msg)
-    return number(name, value)
+    given = value.total_seconds() if isinstance(value, timedelta) else value
+    return number(name, given, "a number of seconds or a timedelta")
 
 
 def positive(name: str, value: object) -> float:
-    """Return a time > 0 in seconds; raise ConfigurationError by *name*."""
     given = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(given, (int, float)) and not isinstance(given, bool) and given <= 0:
         msg = f"{name} must be > 0, got {value!r}"
@@ -166,7 +159,6 @@ def positive(name: str, value: object) -> float:
 
 
 def flag(name: str, value: object) -> bool:
-    """Return *value* if it is True or False; raise ConfigurationError naming *name*."""
     if not isinstance(value, bool):
         msg = f"{name} must be True or False, got {value!r}"
         raise ConfigurationError(msg)

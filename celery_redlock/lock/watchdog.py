@@ -39,16 +39,10 @@ __all__ = ["NotRenewed", "Watchdog"]
 
 
 class NotRenewed(NamedTuple):
-    """
-    What a round did not extend.
+    """A lease that a round did not extend."""
 
-    Attributes:
-        reason: Why the lease is lost, as in `LockLost.reason`; None while that is unknown.
-        votes: What each node answered, by node label.
-    """
-
-    reason: str | None
-    votes: dict[str, str]
+    reason: str | None  # why it is lost, as in `LockLost.reason`; None while that is unknown
+    votes: dict[str, str]  # what each node answered, by node label
 
 
 #: Extends leases in one round: each new lease, or why there is none.
@@ -72,11 +66,8 @@ class Watchdog:
     """
     Keeps leases alive. Safe from any thread.
 
-    Args:
-        extend: Asks the nodes.
-        on_outcome: Called with each outcome: the held lock, and what was left of its old lease
-            when it was renewed [s], or None when it was lost.
-        now: The clock of the leases [s].
+    *on_outcome* is called with each outcome: the held lock, and what was left of its old lease
+    when it was renewed [s], or None when it was lost.
     """
 
     def __init__(
@@ -107,12 +98,10 @@ class Watchdog:
 
     @property
     def held(self) -> list[HeldLock]:
-        """The locks that are being renewed."""
         with self._mutex:
             return list(self._held)
 
     def watch(self, held: HeldLock, started: float) -> None:
-        """Renew *held*, whose lease was taken at *started* [s], until `unwatch`."""
         with self._mutex:
             self._held[held] = None
             self._schedule(renew_at(started, held.ttl), held)
@@ -121,10 +110,7 @@ class Watchdog:
 
     def unwatch(self, held: HeldLock) -> str | None:
         """
-        Stop renewing *held*. Its entry in the heap is skipped when it comes up.
-
-        Returns:
-            Why it is lost, as in `LockLost.reason`; None if it is not.
+        Stop renewing *held*; return why it is lost, as in `LockLost.reason`, None if it is not.
 
         Waits for a round under way that renews it: sent after the release, the renewal would
         set the key again, and leave a lock that nobody holds. A lease that has ended before
@@ -180,7 +166,6 @@ class Watchdog:
             return batch
 
     def take_due(self) -> list[HeldLock]:
-        """Return up to a batch of locks that are due, and nearly so, and take them off the heap."""
         now = self._now()
         batch: list[HeldLock] = []
         while self._due and len(batch) < BATCH:
@@ -210,7 +195,6 @@ class Watchdog:
             warn_of_starvation(late)
 
     def renew(self, batch: Sequence[HeldLock]) -> None:
-        """Ask for all of *batch* in one round, and pass each holder its outcome."""
         started = self._now()
         live = [held for held in batch if not self._is_over(held)]
         live, outcomes = self._ask(live)
@@ -222,7 +206,6 @@ class Watchdog:
             self._settle(held, outcome, started)
 
     def _ask(self, live: list[HeldLock]) -> tuple[list[HeldLock], Sequence[Lease | NotRenewed]]:
-        """Ask the nodes to extend those of *live* that were not released in the meantime."""
         with self._mutex:
             live = [held for held in live if held in self._held]
             self._asked = frozenset(live)
@@ -280,17 +263,15 @@ class Watchdog:
         self._on_outcome(held, None)
 
     def after_fork_in_child(self) -> None:
-        """Start from nothing."""
         self._start_over()
 
 
 def is_too_late(late: float, held: HeldLock) -> bool:
-    """Return whether a thread that runs *late* [s] puts *held* at risk."""
     return late > held.ttl / 6.0
 
 
 def warn_of_starvation(late: Sequence[tuple[float, float]]) -> None:
-    """Warn that something kept the thread from running; *late* has delay and TTL of leases [s]."""
+    """Warn of *late* leases: of each its delay and its TTL [s]."""
     logger.warning(
         "The watchdog ran %.1f s late for %d lease%s (of %.1f s): something kept this process "
         "from switching threads or greenlets; have long computations give way (time.sleep(0)), "

@@ -19,9 +19,10 @@ from celery_redlock.ops.advice import Advice, Watched, advise, entry_of, literal
 from celery_redlock.reading.tally import TaskTally
 from celery_redlock.reading.tally_reader import Tallies
 from celery_redlock.task.base import RedlockTask, takes_lock
+from celery_redlock.task.declared import classes_before
 from celery_redlock.task.messages.broker import visibility_timeout
 from celery_redlock.task.naming.task_lock import lock_of
-from celery_redlock.task.options import OPTIONS, LockOptions, classes_before
+from celery_redlock.task.options import OPTIONS, LockOptions
 from celery_redlock.words import loss, number, who
 
 __all__ = ["Report", "TaskReport", "example_in_words", "report_of"]

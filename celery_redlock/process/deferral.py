@@ -76,15 +76,14 @@ class _Deferral:
         self.end()
 
     def begin(self) -> None:
-        """Replace every Python handler with ours, and remember them."""
-        note = self._note
+        hold_back = self._hold_back
         for number in DEFERRED:
             handler = raw_signal.getsignal(number)
-            if handler not in NO_HANDLER and handler != note:
+            if handler not in NO_HANDLER and handler != hold_back:
                 self._handlers[number] = handler
-                raw_signal.signal(number, note)
+                raw_signal.signal(number, hold_back)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _hold_back(self, number: int, frame: FrameType | None) -> None:
         if time.monotonic() >= self.let_through_at:
             self._arrived = [other for other in self._arrived if other != number]
             self._alarm = None
@@ -132,11 +131,8 @@ def defer_signals(max_wait: float = NEVER) -> contextlib.AbstractContextManager[
     Hold signals back for the body of a ``with``; they take effect after it.
 
     Blocking them in the kernel would not do: with a second thread about, Python still runs
-    their handlers in the main thread.
-
-    Args:
-        max_wait: Let them through after so long [s]: what is not our own I/O may hang, and a stop
-            must not wait for it. Inside of another deferral, this holds for that one meanwhile.
+    their handlers in the main thread. With *max_wait* they are let through after so long [s]: what
+    is not our own I/O may hang. Inside of another deferral, this holds for that one meanwhile.
     """
     outer = _Deferral.current
     is_held_back = outer is not None and outer.let_through_at == NEVER and max_wait == NEVER
@@ -149,7 +145,6 @@ def defer_signals(max_wait: float = NEVER) -> contextlib.AbstractContextManager[
 
 @contextlib.contextmanager
 def _let_through(outer: _Deferral, after: float) -> Iterator[None]:
-    """Have *outer* let signals through from *after* [s from now] on, for the body of a ``with``."""
     outer.let_through(after)
     try:
         yield
@@ -173,6 +168,6 @@ def allow_signals() -> Iterator[None]:
 
 
 def pause(seconds: float) -> None:
-    """Sleep; a pending signal may end it early."""
+    """Sleep so long [s]; a pending signal may end it early."""
     with allow_signals():
         time.sleep(seconds)  # what the caller asked for, with signals let through

@@ -1,5 +1,5 @@
 """
-What is done around a fork, in one order.
+Hooks around a fork, called in one order.
 
     before      the thread that forks waits for others of ours, the last stage first
     in parent   lets them go on, the first stage first
@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 __all__ = ["STAGES", "around_fork", "members"]
 
@@ -35,21 +35,12 @@ STAGES = (
 )
 
 
-class Member(Protocol):
-    """Something that starts over in a child."""
-
-    def after_fork_in_child(self) -> None:
-        """Leave what belongs to the parent alone."""
-
-
 def nothing() -> None:
     """Do nothing."""
 
 
 @dataclass(frozen=True)
 class Around:
-    """What one stage does around a fork."""
-
     before: Callable[[], object]
     in_parent: Callable[[], object]
     in_child: Callable[[], object]
@@ -65,22 +56,14 @@ def around_fork(
     before: Callable[[], object] = nothing,
     in_parent: Callable[[], object] = nothing,
 ) -> None:
-    """
-    Have these called around each fork.
-
-    Args:
-        stage: One of `STAGES`, each for one caller.
-        in_child: Called in the child.
-        before: Called before the fork.
-        in_parent: Called in the parent after it.
-    """
+    """Have these called around each fork, as the one caller of a *stage* of `STAGES`."""
     assert stage in STAGES
     assert stage not in _stages
     _stages[stage] = Around(before, in_parent, in_child)
 
 
 def members(stage: str) -> weakref.WeakSet[Any]:
-    """Return a set that is empty yet; each `Member` put into it starts over in a child."""
+    """Return an empty set; on each thing in it ``after_fork_in_child`` is called in a child."""
     found: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def in_child() -> None:
@@ -98,7 +81,6 @@ def call_all(calls: list[Callable[[], object]]) -> None:
 
 
 def in_order() -> list[Around]:
-    """Return what is to be done, the first stage first."""
     return [_stages[stage] for stage in STAGES if stage in _stages]
 
 

@@ -37,14 +37,13 @@ LONGEST_WRITE = 2.0
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return the logger *name*; its records are printable."""
     logger = logging.getLogger(name)
     logger.addFilter(make_printable)
     return logger
 
 
 def printable(value: object, longest: int = LONGEST) -> str:
-    """Return *value* in one line, without control characters, cut if it is longer."""
+    """Return *value* in one line, without control characters; a longer one is cut."""
     text = cut(str(value), longest)
     return "".join(char if char.isprintable() else "?" for char in text)
 
@@ -95,12 +94,7 @@ def set_in(part: str) -> str:
 
 
 class Forking(threading.local):
-    """
-    What the thread that forks has waited for.
-
-    Attributes:
-        held: The locks of handlers that it holds, for each of its forks that is under way.
-    """
+    """The locks of handlers that this thread holds, for each of its forks under way."""
 
     def __init__(self) -> None:
         self.held: list[list[Any]] = []

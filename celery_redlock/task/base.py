@@ -13,6 +13,7 @@ from celery.utils.log import get_logger
 from celery_redlock.errors import ConfigurationError, LockTaken, QuorumUnavailable
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.plugin import plugin_for
+from celery_redlock.task.declared import check_declared
 from celery_redlock.task.execution.calls import after, call
 from celery_redlock.task.execution.execution import current_lock, running_execution
 from celery_redlock.task.execution.outcome import DeliveryOver, Outcome
@@ -22,7 +23,6 @@ from celery_redlock.task.messages.copies import options_of_copy, way_of_copy
 from celery_redlock.task.messages.delivery import CELERYS
 from celery_redlock.task.naming.shared import check_shared
 from celery_redlock.task.naming.task_lock import lock_of
-from celery_redlock.task.options import check_declared
 from celery_redlock.task.overrides import check_bases, check_body, check_request, protect
 from celery_redlock.task.policies import Policy
 from celery_redlock.task.publish.publish import publish
@@ -37,7 +37,7 @@ __all__ = ["RedlockTask", "install", "takes_lock"]
 WORKER_STEPS = (CheckLocks, NoteDeaths, WatchNodes, FreeResultsLater)
 CONSUMER_STEPS = (
     "celery_redlock.task.worker.discarded:NoteDiscards",
-    "celery_redlock.task.worker.forced_ends:NoteRevokes",
+    "celery_redlock.task.worker.revokes:NoteRevokes",
     "celery_redlock.task.worker.wake_tasks:WakeTasks",
 )
 
@@ -235,17 +235,14 @@ def expected(throws: Any) -> tuple[type[Exception], ...]:
 
 
 def takes_lock(task: Any) -> bool:
-    """Return whether *task*, of whatever kind, or None, runs under a lock."""
     return isinstance(task, RedlockTask) and not lock_of(task).is_built_in
 
 
 def install(app: Any) -> None:
-    """Let a worker of *app* check everything at its start, and do what tasks of ours need."""
     plugin_for(app).install(check_tasks, WORKER_STEPS, CONSUMER_STEPS)
 
 
 def check_tasks(app: Any) -> None:
-    """Check all tasks of *app* that are based on `RedlockTask`; raises ConfigurationError."""
     tasks = [task for task in app.tasks.values() if isinstance(task, RedlockTask)]
     for task in tasks:
         task.check_lock()
@@ -257,11 +254,10 @@ def check_headers(names: Iterable[str]) -> None:
     """Raise ConfigurationError if one of *names* is no header of the user's to Celery."""
     taken = sorted(CELERYS.intersection(names))
     if taken:
-        msg = (
+        raise ConfigurationError(
             f"redlock_key_headers: {taken[0]!r} is what Celery calls something of its own in a "
             "message, so that no worker sees the header; give it another name"
         )
-        raise ConfigurationError(msg)
 
 
 get_logger(TRACER).addFilter(shorten)

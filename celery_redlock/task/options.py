@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +15,10 @@ from celery_redlock.task.policies import Policy, policy_of
 __all__ = [
     "BUILT_IN",
     "CHECKS",
+    "LONGEST_UNIQUE_FOR",
     "OPTIONS",
     "OVERLAP",
     "LockOptions",
-    "check_declared",
-    "classes_before",
-    "declared",
-    "nearest_option",
     "overlap_word",
 ]
 
@@ -50,26 +45,23 @@ OPTIONS = {
     "on_duplicate": "",
     "overlap": "",
 }
-#: What `RedlockTask` has besides its options and what Celery has. It has no other names.
-METHODS = ("lock", "lock_name", "check_lock")
 UNIQUE_UNTIL = ("started", "finished", "success", "expired")
 #: What beat does with a slot while the run of an earlier one has not ended.
 OVERLAP = ("skip", "buffer_one", "allow")
-#: How long a reservation stands by itself where the task does not say [s], and at most.
+#: How long a reservation lasts by itself where the task does not say [s], and at most.
 UNIQUE_FOR, LONGEST_UNIQUE_FOR = 3600.0, 366 * 24 * 3600.0
 
 
 def one_of_words(*words: str) -> Callable[[str, object], str]:
-    """Return a check that a value is one of *words*."""
     return lambda where, value: one_of(where, value, words)
 
 
 def unique_time(where: str, value: Any) -> float:
-    """Return *value* if it can be a ``unique_for``."""
     seconds = positive(where, value)
     if seconds > LONGEST_UNIQUE_FOR:
-        msg = f"{where} must be at most {LONGEST_UNIQUE_FOR:g} s, a year; got {value!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(
+            f"{where} must be at most {LONGEST_UNIQUE_FOR:g} s, a year; got {value!r}"
+        )
     return seconds
 
 
@@ -77,15 +69,13 @@ overlap_word = one_of_words(*OVERLAP)
 
 
 def limit_of(where: str, value: Any) -> tuple[int, ...]:
-    """Return *value*, one or several, if it can be a ``lock_limit``."""
     limits = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     for one in limits or (None,):
         if type(one) is not int or not 1 <= one <= MOST_PLACES:
-            msg = (
+            raise ConfigurationError(
                 f"{where} must be a whole number from 1 to {MOST_PLACES}, or one for each name "
                 f"that lock_key makes, got {value!r}"
             )
-            raise ConfigurationError(msg)
     return limits
 
 
@@ -113,25 +103,14 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
 @dataclass(frozen=True, kw_only=True)
 class LockOptions:
     """
-    The options of one task, settings filled in.
+    The options of one task, settings filled in; they mean what those of `RedlockTask` do.
 
     Attributes:
-        ttl: Lease written to every node [s].
-        wait: How long to keep trying before the policy applies [s].
-        limit: How many may hold the lock at once, each on a place of its own: one number for all
-            names that the task has, or one for each.
+        limit: One number for all names that the task has, or one for each.
         only_reports: Whether bodies run and messages are published whatever the nodes say.
-        on_conflict: When another execution holds the key.
-        on_unavailable: When no quorum could decide.
         aborts_on_loss: Whether `LockLost` is raised in the running body.
-        fence: Whether to ask for a fencing number.
-        min_hold: Keep the key for at least this long after the grant [s].
-        dedup_ttl: How long a finished execution is remembered [s]; 0 for not at all.
         stops_chain: Whether a skip ends the chain that the task is part of.
         unique_until: What ends the reservation; None for a task that takes none.
-        unique_for: How long the reservation stands by itself [s].
-        on_duplicate: ``"join"``, ``"fail"`` or ``"rerun"``.
-        overlap: ``"skip"``, ``"buffer_one"`` or ``"allow"``.
     """
 
     ttl: float
@@ -151,12 +130,7 @@ class LockOptions:
     overlap: str
 
     def limits(self, names: Sequence[str]) -> dict[str, int]:
-        """
-        Return each of *names*, in their order, and how many places its lock has.
-
-        Raises:
-            LockKeyError: The task has other limits than names.
-        """
+        """Return each of *names*, in their order, and how many places its lock has."""
         if len(self.limit) == 1:
             return dict.fromkeys(names, self.limit[0])
         if len(self.limit) != len(names):
@@ -168,17 +142,11 @@ class LockOptions:
 
     @property
     def reruns(self) -> bool:
-        """Whether a duplicate is merged into the next run."""
         return self.on_duplicate == "rerun"
 
     @classmethod
     def of(cls, task: Any, settings: Settings) -> LockOptions:
-        """
-        Return the options of *task* under *settings*.
-
-        Raises:
-            ConfigurationError: An option is out of range, or does not fit the others.
-        """
+        """Raises ConfigurationError: an option is out of range, or does not fit the others."""
         rules = settings.rules
 
         def valid(option: str) -> Any:
@@ -193,11 +161,10 @@ class LockOptions:
             report_prefix(rules.prefix)
         min_hold = valid("min_hold")
         if min_hold > rules.max_ttl:
-            msg = (
+            raise ConfigurationError(
                 f"{task.name}: min_hold must be at most redlock_max_ttl ({rules.max_ttl:g} s), "
                 f"got {min_hold:g}"
             )
-            raise ConfigurationError(msg)
         return cls(
             ttl=rules.check_ttl(valid("lock_ttl"), f"{task.name}: lock_ttl"),
             wait=valid("lock_wait"),
@@ -217,116 +184,13 @@ class LockOptions:
         )
 
 
-def check_declared(task: Any, base: type) -> None:
-    """
-    Check what *task* declares by itself, before any setting is known.
-
-    Args:
-        task: A registered task.
-        base: Our class among its bases.
-
-    Raises:
-        ConfigurationError: An option has an impossible value, or looks like one misspelt.
-    """
-    for option, check in CHECKS.items():
-        value = getattr(task, option)
-        if value is not None:
-            check(f"{task.name}: {option}", value)
-    check_several(task)
-    check_unique(task)
-    for attribute, value in declared(task, base).items():
-        check_spelling(task.name, attribute, value)
-
-
-def check_several(task: Any) -> None:
-    """Raise ConfigurationError if *task* has an option that does not fit its number of names."""
-    key, limit = task.lock_key, task.lock_limit
-    if callable(key):  # each call says how many
-        return
-    names = len(key) if isinstance(key, (tuple, list)) else 1
-    limits = len(limit) if isinstance(limit, (tuple, list)) else 1
-    if limits not in {1, names}:
-        msg = (
-            f"{task.name}: lock_limit={limit!r} has {limits} numbers and lock_key={key!r} makes "
-            f"{names} names; give one number for each name, or one for all"
-        )
-        raise ConfigurationError(msg)
-    if names > 1 and task.unique_until is not None:
-        msg = (
-            f"{task.name}: unique_until={task.unique_until!r} reserves one name, and "
-            f"lock_key={key!r} makes {names}; drop unique_until, or give one template"
-        )
-        raise ConfigurationError(msg)
-
-
-def check_unique(task: Any) -> None:
-    """Raise ConfigurationError if the options for uniqueness at publish do not fit together."""
-    if task.unique_until == "expired" and task.unique_for is None:
-        msg = (
-            f"{task.name}: unique_until='expired' needs unique_for, the window in seconds in which "
-            "the task is published at most once, e.g. unique_for=60"
-        )
-        raise ConfigurationError(msg)
-    if task.unique_until is not None:
-        if task.lock_limit != 1:
-            msg = (
-                f"{task.name}: lock_limit={task.lock_limit!r} lets several run at once, and "
-                f"unique_until={task.unique_until!r} lets one be queued or run; drop one of them"
-            )
-            raise ConfigurationError(msg)
-        return
-    for option, unset in (("unique_for", None), ("on_duplicate", "join")):
-        value = getattr(task, option)
-        if value != unset:
-            msg = (
-                f"{task.name}: {option}={value!r} has no effect without unique_until; set that to "
-                f"one of {', '.join(map(repr, UNIQUE_UNTIL))}"
-            )
-            raise ConfigurationError(msg)
-
-
 def check_backend(task: Any) -> None:
     """Raise ConfigurationError if a duplicate's caller could not read the result it is given."""
     named = str(task.app.conf.result_backend or "")
     is_private = named.startswith("rpc") or "celery.backends.rpc" in named
     if is_private and task.unique_until is not None and task.on_duplicate != "fail":
-        msg = (
+        raise ConfigurationError(
             f"{task.name}: on_duplicate={task.on_duplicate!r} needs a result backend that all can "
             "read, and result_backend='rpc://' keeps each result for the process that published "
             "the task; use another backend (Redis, a database), or on_duplicate='fail'"
         )
-        raise ConfigurationError(msg)
-
-
-def declared(task: Any, base: type) -> dict[str, Any]:
-    """Return what the author of *task* wrote down: the attributes of all classes before ours."""
-    classes = reversed(classes_before(task, base))
-    return {name: value for cls in classes for name, value in vars(cls).items()}
-
-
-def classes_before(task: Any, base: type) -> list[type]:
-    """Return the user's classes that *task* is made of and that stand before *base*."""
-    bases = type(task).__mro__
-    # Among them may be one that Celery made of ours for an app.
-    return [c for c in bases[: bases.index(base)] if not c.__module__.startswith("celery_redlock.")]
-
-
-def check_spelling(task: str, attribute: str, value: object) -> None:
-    """Raise ConfigurationError if an attribute of a task looks like an option misspelt."""
-    if attribute in OPTIONS or attribute in METHODS or attribute.startswith("_"):
-        return
-    near = nearest_option(attribute, 0.85)
-    if near is not None:
-        msg = f"{task}: unknown option {attribute}; did you mean {near}?"
-        raise ConfigurationError(msg)
-    if attribute.startswith(("lock_", PREFIX)) and not callable(value):
-        msg = f"{task}: unknown option {attribute}; known are {', '.join(OPTIONS)}"
-        raise ConfigurationError(msg)
-
-
-@functools.lru_cache(maxsize=1024)  # a thousand tasks have the same thirty attributes
-def nearest_option(word: str, likeness: float) -> str | None:
-    """Return the option that *word* looks like, as an option or its setting [0 to 1]; or None."""
-    meant = {f"{PREFIX}{setting}": option for option, setting in OPTIONS.items() if setting}
-    near = difflib.get_close_matches(word, [*OPTIONS, *meant], 1, likeness)
-    return meant.get(near[0], near[0]) if near else None

@@ -1,5 +1,5 @@
 """
-What a user's class, or another base beside ours, must not remove from a task.
+Checks of what a user's class, or another base beside ours, overrides.
 
 Everything that Celery offers may be overridden, with or without ``super()``. A ``__call__`` that
 would bypass the lock is wrapped; whatever else would cost the lock is refused.
@@ -15,8 +15,9 @@ from typing import Any
 from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.task.declared import METHODS, classes_before
 from celery_redlock.task.execution.calls import call
-from celery_redlock.task.options import METHODS, OPTIONS, classes_before
+from celery_redlock.task.options import OPTIONS
 
 __all__ = ["check_bases", "check_body", "check_request", "protect"]
 
@@ -29,28 +30,18 @@ UNBEGUN = {
 
 
 def protect(cls: Any, base: type) -> None:
-    """
-    Put the lock around a ``__call__`` that stands before ours, and may never call it.
-
-    Args:
-        cls: A task's class.
-        base: Our class among its bases.
-
-    Raises:
-        ConfigurationError: It is nothing that can be called.
-    """
+    """Put the lock around a ``__call__`` that stands before ours, and may never call it."""
     theirs = inspect.getattr_static(cls, "__call__")
     if theirs is vars(base)["__call__"] or getattr(theirs, "__globals__", None) is globals():
         return  # a function of this file has the lock around it
     if not callable(theirs):
-        msg = f"{cls.name or cls.__qualname__}: __call__ must be a method, got {theirs!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(
+            f"{cls.name or cls.__qualname__}: __call__ must be a method, got {theirs!r}"
+        )
     cls.__call__ = locked(theirs)
 
 
 def locked(theirs: Any) -> Callable[..., Any]:
-    """Return a ``__call__`` that runs *theirs* under the lock."""
-
     @functools.wraps(theirs)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  it is one
         is_descriptor = hasattr(theirs, "__get__")  # a function is, a partial() is not
@@ -61,16 +52,6 @@ def locked(theirs: Any) -> Callable[..., Any]:
 
 
 def check_bases(task: Any, base: type) -> None:
-    """
-    Check that the other classes of *task* and ours leave each other what they need.
-
-    Args:
-        task: A registered task.
-        base: Our class among its bases.
-
-    Raises:
-        ConfigurationError: A method of ours is hidden by theirs, or an attribute of theirs by ours.
-    """
     bases = type(task).__mro__
     for cls in classes_before(task, base):
         check_before(task.name, cls, base)
@@ -79,43 +60,38 @@ def check_bases(task: Any, base: type) -> None:
 
 
 def check_before(task: str, cls: type, base: type) -> None:
-    """Check that *cls*, which stands before *base*, leaves it what it needs."""
     for attribute in filter(vars(cls).__contains__, METHODS):
         if attribute == "lock_name":
             check_lock_name(task, vars(cls)[attribute])
         else:
-            msg = f"{task}: {attribute} is what {base.__name__} needs for itself; rename yours"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(
+                f"{task}: {attribute} is what {base.__name__} needs for itself; rename yours"
+            )
 
 
 def check_lock_name(task: str, value: Any) -> None:
-    """Check that *value* can be called as ``RedlockTask.lock_name`` is."""
     try:
         inspect.signature(value).bind("self", (), {})
     except (TypeError, ValueError):
-        msg = (
+        raise ConfigurationError(
             f"{task}: lock_name is a method (self, args, kwargs) -> str, got {value!r}; "
             "did you mean lock_key?"
-        )
-        raise ConfigurationError(msg) from None
+        ) from None
 
 
 def check_behind(task: str, cls: type, base: type) -> None:
-    """Check that nothing in *cls*, which stands behind *base*, is hidden by it."""
     for attribute in filter(vars(cls).__contains__, (*OPTIONS, *METHODS)):
-        msg = (
+        raise ConfigurationError(
             f"{task}: {cls.__qualname__}.{attribute} has no effect behind {base.__name__}, "
             f"which has it too; name {cls.__qualname__} before {base.__name__}"
         )
-        raise ConfigurationError(msg)
 
 
 def check_body(task: Any, base: Any) -> None:
     """
     Check that the body of *task* has ended when it returns, unless a ``__call__`` runs it.
 
-    Raises:
-        ConfigurationError: It is a coroutine or a generator, which runs later, after the release.
+    A coroutine or a generator runs later, after the release.
     """
     if type(task).__call__ is not base.__call__:  # it may wait for the end of its body
         return
@@ -124,42 +100,33 @@ def check_body(task: Any, base: Any) -> None:
         body = body.__wrapped__  # for autoretry and pydantic; they return what the body does
     for is_of, what in UNBEGUN.items():
         if is_of(body):
-            msg = (
+            raise ConfigurationError(
                 f"{task.name}: its body is {what}, which runs after it has returned, without the "
                 "lock; make it a plain function, which waits for the end, as by asyncio.run()"
             )
-            raise ConfigurationError(msg)
 
 
 def is_celerys(function: Any) -> bool:
-    """Return whether *function* is of Celery's own code, whatever it says of itself."""
+    """Whether *function* is of Celery's own code, whatever it says of itself."""
     home: dict[str, Any] = getattr(function, "__globals__", {})
     return str(home.get("__name__")).startswith("celery.")
 
 
 def check_request(task: Any, base: Any) -> None:
-    """
-    Make sure that executions of *task* come to us, and that a worker can release for a dead child.
-
-    Raises:
-        ConfigurationError: A class of the task has a `Strategy` that is not Celery's, or a
-            `Request` that is not ours.
-    """
+    """Check that executions of *task* come to us, and a worker can release for dead children."""
     if task.Strategy != base.Strategy:
         where = next(cls for cls in type(task).__mro__ if "Strategy" in vars(cls))
-        msg = (
+        raise ConfigurationError(
             f"{task.name}: {where.__qualname__}.Strategy runs the task in its own way, past the "
             "lock, as that of celery-batches does"
         )
-        raise ConfigurationError(msg)
     if task.Request == base.Request:
         return  # not looked up where it is unchanged: that imports Celery's worker
     ours, theirs = symbol_by_name(base.Request), symbol_by_name(task.Request)
     if not (inspect.isclass(theirs) and issubclass(theirs, ours)):
         where = next(cls for cls in type(task).__mro__ if "Request" in vars(cls))
-        msg = (
+        raise ConfigurationError(
             f"{task.name}: {where.__qualname__}.Request = {task.Request!r} would not release the "
             f"lock of a process that is killed; derive it from {ours.__module__}."
             f"{ours.__qualname__}"
         )
-        raise ConfigurationError(msg)

@@ -1,7 +1,7 @@
 """
-What to do with a task that was not granted its lock, as values.
+Policies for a task that was not granted its lock, as values.
 
-What a policy means in a situation: `celery_redlock.task.execution.plan`. It does nothing itself.
+A policy does nothing itself: `celery_redlock.task.execution.plan` says what it means.
 """
 
 from __future__ import annotations
@@ -83,15 +83,15 @@ class Reschedule:
         object.__setattr__(self, "cap", in_seconds("Reschedule(cap=...)", cap))
         object.__setattr__(self, "max_reschedules", max_reschedules)
         if not 0 < self.base <= self.cap:
-            msg = f"Reschedule: 0 < base <= cap must hold, got base={base!r}, cap={cap!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(
+                f"Reschedule: 0 < base <= cap must hold, got base={base!r}, cap={cap!r}"
+            )
         limit = max_reschedules
         if limit is not None and (type(limit) is not int or limit < 0):
-            msg = (
+            raise ConfigurationError(
                 "Reschedule(max_reschedules=...) must be a whole number >= 0 or None, "
                 f"got {limit!r}"
             )
-            raise ConfigurationError(msg)
 
     def countdown(
         self, times: int, longest: float, chance: Callable[[float, float], float] = jitter
@@ -129,8 +129,9 @@ class Queue:
     def __post_init__(self) -> None:
         most = self.max_waiting
         if most is not None and (type(most) is not int or most < 1):
-            msg = f"Queue(max_waiting=...) must be a whole number >= 1 or None, got {most!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(
+                f"Queue(max_waiting=...) must be a whole number >= 1 or None, got {most!r}"
+            )
         one_of("Queue(then=...)", self.then, ("fail", "skip"))
 
     @property
@@ -154,10 +155,7 @@ def no_later(
     """
     Return *countdown*, or when the quarantine is over that the task waits for if that is sooner.
 
-    Args:
-        countdown: When to try again [whole s].
-        ends: When asking again may help, as in `QuorumUnavailable.retry_after`; None if unknown.
-        chance: Draws a number between two bounds.
+    *ends* is when asking again may help, as in `QuorumUnavailable.retry_after`; None if unknown.
     """
     if ends is None:
         return countdown
@@ -168,7 +166,7 @@ Policy = Skip | Fail | Retry | Reschedule | Queue | RunUnlocked
 
 
 def no_branch_for(policy: NoReturn) -> NoReturn:
-    """End a match over all policies; a type checker says where one of them has no branch."""
+    """End a match over all policies; a type checker finds the one that has no branch."""
     raise AssertionError(f"no branch for {policy!r}")
 
 
@@ -184,29 +182,22 @@ WORDS: dict[str, Callable[[], Policy]] = {
 
 def policy_of(option: str, value: object) -> Policy:
     """
-    Return the policy that *value* stands for.
+    Return the policy that *value* stands for: a policy, its class, or one of the words.
 
-    Args:
-        option: Name of the option, for the error; ends in ``on_conflict`` or ``on_unavailable``.
-        value: A policy, its class, or one of the words.
-
-    Raises:
-        ConfigurationError: It is none, or `RunUnlocked` where somebody holds the lock, or `Queue`
-            where nobody may.
+    Raises ConfigurationError: it is none, or `RunUnlocked` where somebody holds the lock, or
+    `Queue` where nobody may.
     """
     policy = value() if isinstance(value, type) and value in WORDS.values() else value
     if not isinstance(policy, Policy):
         policy = WORDS[one_of(option, policy, tuple(WORDS))]()
     if isinstance(policy, RunUnlocked) and option.endswith("on_conflict"):
-        msg = (
+        raise ConfigurationError(
             f"{option} = 'run_unlocked' would run beside the holder; "
             "it goes with on_unavailable only"
         )
-        raise ConfigurationError(msg)
     if isinstance(policy, Queue) and not option.endswith("on_conflict"):
-        msg = (
+        raise ConfigurationError(
             f"{option} = 'queue' has nobody to wait for where no quorum could decide; it goes with "
             "on_conflict only, use 'reschedule' here"
         )
-        raise ConfigurationError(msg)
     return policy

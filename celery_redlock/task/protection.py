@@ -1,5 +1,5 @@
 """
-Protects the tasks that ``redlock_protect`` names, whatever their base.
+Protection of the tasks that ``redlock_protect`` names, whatever their base.
 
     task --> its name --> rule --> a class made of the task's own, `RedlockTask` and the options
          --> bound as any `RedlockTask`
@@ -22,9 +22,9 @@ from celery_redlock.process.log import get_logger
 from celery_redlock.protect import WatchedTasks, watch_with
 from celery_redlock.settings import known
 from celery_redlock.task.base import RedlockTask, install
+from celery_redlock.task.declared import declared
 from celery_redlock.task.naming.patterns import Patterns, Rule
 from celery_redlock.task.naming.task_lock import lock_of
-from celery_redlock.task.options import declared
 from celery_redlock.task.overrides import check_request
 
 __all__ = ["check_at_start", "protect_tasks"]
@@ -36,12 +36,7 @@ MOST_WARNINGS = 10
 
 
 class ProtectedTasks(WatchedTasks):
-    """
-    The tasks of an app; those that its setting names are protected as they are registered.
-
-    Attributes:
-        patterns: The setting.
-    """
+    """The tasks of an app, protected as they are registered if its *patterns* name them."""
 
     patterns: Patterns
 
@@ -58,20 +53,13 @@ class ProtectedTasks(WatchedTasks):
         except ConfigurationError as error:
             self.pop(name, None)  # so that its next use says so again
             lock_of(task).is_named = False
-            msg = (
+            raise ConfigurationError(
                 f"{rule.where} cannot protect {name}: {error} (to leave it as it is, put "
                 f"{name!r}: None first)"
-            )
-            raise ConfigurationError(msg) from error
+            ) from error
 
 
 def protect_tasks(app: Any) -> None:
-    """
-    Protect the tasks of *app* that its setting names, also those that are registered later.
-
-    Raises:
-        ConfigurationError: The setting is impossible, or a task cannot be protected.
-    """
     patterns = Patterns(app.conf["redlock_protect"])
     install(app)
     registry = watch_with(ProtectedTasks, app, patterns=patterns)
@@ -86,7 +74,6 @@ def protect_tasks(app: Any) -> None:
 
 
 def check_at_start(app: Any) -> None:
-    """Refuse to start a worker of *app* with a setting that protects nothing."""
     try:
         check_setting(app)
     except ConfigurationError as error:
@@ -95,31 +82,20 @@ def check_at_start(app: Any) -> None:
 
 
 def check_setting(app: Any) -> None:
-    """
-    Check that nothing was meant to protect tasks of *app* and does not.
-
-    Raises:
-        ConfigurationError: A setting of ours is misspelt, or has changed since it was applied.
-    """
+    """Raise ConfigurationError if a setting of ours is misspelt, or was set too late to count."""
     conf = redlock_conf(app)
     for setting in conf:
         known(setting)
     patterns = getattr(app._tasks, "patterns", None)  # noqa: SLF001
     if conf.get("redlock_protect") != getattr(patterns, "setting", None):
-        msg = (
+        raise ConfigurationError(
             "redlock_protect was set after the tasks of the app had been made, and counts for none "
             "of them; set it with the rest of the configuration, before a worker starts"
         )
-        raise ConfigurationError(msg)
 
 
 def give_class(task: Any, rule: Rule) -> None:
-    """
-    Base *task* on `RedlockTask`, too, with the options of *rule* that it does not declare itself.
-
-    Raises:
-        ConfigurationError: No class can be made of its own one and ours.
-    """
+    """Base *task* on `RedlockTask`, too, with the options of *rule* that it does not declare."""
     theirs = type(task)
     is_ours = issubclass(theirs, RedlockTask)
     if is_ours:
@@ -132,22 +108,17 @@ def give_class(task: Any, rule: Rule) -> None:
     try:
         task.__class__ = types.new_class(theirs.__name__, bases, exec_body=lambda n: n.update(body))
     except Exception as error:  # a metaclass or __init_subclass__ is anybody's code
-        msg = f"{theirs.__qualname__} cannot be combined with RedlockTask: {error}"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(
+            f"{theirs.__qualname__} cannot be combined with RedlockTask: {error}"
+        ) from error
     lock_of(task).is_named = True
 
 
 def bind(task: Any, app: Any) -> None:
-    """
-    Bind *task* to *app* as Celery does, and make sure that this led to us.
-
-    Raises:
-        ConfigurationError: The task overrides what its protection needs.
-    """
+    """Bind *task* to *app* as Celery does, and make sure that this led to us."""
     task.bind(app)
     if lock_of(task).own is None:
-        msg = "a class of it overrides bind() and does not call super().bind()"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("a class of it overrides bind() and does not call super().bind()")
     check_request(task, RedlockTask)
 
 

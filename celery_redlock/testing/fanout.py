@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.lock.nodes.fanout import Fanout
 from celery_redlock.lock.nodes.guard import Greeting, enrol
-from celery_redlock.lock.nodes.node import Gone, Node
+from celery_redlock.lock.nodes.link import Gone
+from celery_redlock.lock.nodes.node import Node
 from celery_redlock.lock.rules import Rules
 from celery_redlock.testing.clock import TickedClock
 from celery_redlock.testing.faults import MemoryNode

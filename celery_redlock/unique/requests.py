@@ -1,4 +1,4 @@
-"""What is put to a node about a reservation: the values it is made of, one function per script."""
+"""Requests to a node about a reservation, one function per script, and their values."""
 
 from __future__ import annotations
 
@@ -28,47 +28,29 @@ AS_IT_IS, OVER = "as it is", "over"
 
 
 class Trigger(NamedTuple):
-    """
-    A publish that wants to reserve a lock name.
-
-    Attributes:
-        name: Lock name.
-        life: How long the reservation is to stand by itself [s].
-        info: Description of the owner; plain JSON values, among them ``task_id``.
-        window: How long it is to stand after a failure, counted from the publish [s].
-        expires: Whether its message may expire, so that no other publish can rely on it.
-        arguments: Of the call, as JSON, where a duplicate is to hand them over to the task that
-            is queued; empty where it is not.
-    """
+    """A publish that wants to reserve a lock name."""
 
     name: str
-    life: float
-    info: dict[str, Any]
-    window: float = 0.0
-    expires: bool = False
+    life: float  # how long the reservation is to stand by itself [s]
+    info: dict[str, Any]  # description of the owner; plain JSON values, among them ``task_id``
+    window: float = 0.0  # how long it is to stand after a failure, counted from the publish [s]
+    expires: bool = False  # whether its message may, so that no other publish can rely on it
+    #: Of the call, as JSON, where a duplicate is to hand them over to the task that is queued.
     arguments: bytes = b""
 
 
 @dataclass(frozen=True)
 class Start:
-    """
-    A task starts under its lock.
+    """A task starts under its lock."""
 
-    Attributes:
-        info: Description of the task, for a reservation that has lapsed while nobody else reserved
-            the name.
-        lock_token: Of the lock.
-        execution: Which execution of the task it is; merged arguments are for the first.
-        alone: For how long the reservation is to stand by itself from now on [s], 0.0 for as
-            long as the lock is held; `AS_IT_IS`; or `OVER`.
-        life: How long a reservation of this task stands by itself from its publish [s].
-    """
-
+    #: Description of the task, for a reservation that has lapsed while nobody else had the name.
     info: dict[str, Any]
     lock_token: str = field(repr=False)
-    execution: str
+    execution: str  # which one of the task it is; merged arguments are for the first
+    #: For how long the reservation is to stand by itself from now on [s], 0.0 for as long as the
+    #: lock is held; `AS_IT_IS`; or `OVER`.
     alone: float | str
-    life: float
+    life: float  # how long a reservation of this task stands by itself from its publish [s]
 
 
 def reservation_keys(rules: Rules, name: str) -> tuple[bytes, bytes]:
@@ -77,7 +59,6 @@ def reservation_keys(rules: Rules, name: str) -> tuple[bytes, bytes]:
 
 
 def reserve_request(rules: Rules, trigger: Trigger, token: str, version: int) -> Request:
-    """Return what takes the reservation for *token*, or merges *trigger* into who has it."""
     keys = Keys.of(rules.prefix, trigger.name)
     return Request(
         RESERVE,
@@ -97,7 +78,6 @@ def reserve_request(rules: Rules, trigger: Trigger, token: str, version: int) ->
 
 
 def start_request(rules: Rules, name: str, token: str, begun: Start) -> Request:
-    """Return what notes that the task of *token* runs."""
     alone = begun.alone if isinstance(begun.alone, str) else f"{begun.alone * 1000:.0f}"
     return Request(
         START,
@@ -115,6 +95,5 @@ def start_request(rules: Rules, name: str, token: str, begun: Start) -> Request:
 
 
 def end_request(rules: Rules, name: str, token: str, how: str = OVER, life: float = 0.0) -> Request:
-    """Return what ends the reservation of *token*; *how* and *life* as of `Reservations.end`."""
     keys = (*reservation_keys(rules, name), Keys.of(rules.prefix, name).lock)
     return Request(END, keys, (token.encode(), how.encode(), ms(life)))

@@ -40,14 +40,7 @@ __all__ = ["Reservations"]
 
 
 class Reservations:
-    """
-    The reservations on the nodes of one process. Safe from any thread.
-
-    Args:
-        participant: What this client of the cluster knows.
-        driver: Does the I/O.
-        notify: Called when no quorum could decide.
-    """
+    """The reservations on the nodes of one process. Safe from any thread."""
 
     def __init__(self, participant: Participant, driver: Driver, notify: Notify) -> None:
         self._participant = participant
@@ -56,20 +49,10 @@ class Reservations:
 
     @classmethod
     def on(cls, locks: Redlock) -> Self:
-        """Return the reservations on the nodes of *locks*."""
         return cls(locks.participant, locks.driver, locks.notify)
 
     def reserve(self, trigger: Trigger, ends: float | None = None) -> Reserved | Duplicate:
-        """
-        Take the reservation, or find out who has it; one round.
-
-        Args:
-            trigger: The publish.
-            ends: Give up by then [s, our clock]; None for no such limit.
-
-        Raises:
-            QuorumUnavailable: No quorum could decide.
-        """
+        """Take the reservation by *ends* [s, our clock], or find out who has it; one round."""
         started = clock.now()
         try:
             return self._driver.drive(reserve(self._participant, trigger, ends), ends)
@@ -79,16 +62,9 @@ class Reservations:
 
     def start(self, name: str, token: str, begun: Start, *, wait: bool) -> Started | NotStarted:
         """
-        Record that the reservation's task starts under its lock.
+        Record that the task of the reservation *token* starts under its lock.
 
-        Args:
-            name: Lock name.
-            token: Of the reservation.
-            begun: What to record.
-            wait: Whether to wait for all answers.
-
-        Returns:
-            What was merged into the task; or why it may not start.
+        With *wait*, for all nodes, return what was merged into the task, or why it may not start.
         """
         request = start_request(self._participant.rules, name, token, begun)
         if not wait:
@@ -103,16 +79,17 @@ class Reservations:
         """
         End the reservation of *token*; others' reservations stay as they are.
 
-        Args:
-            name: Lock name.
-            token: Of the reservation.
-            how: ``"over"``; ``"idle"`` for that unless its task runs, ``"unstarted"`` unless it
-                has ever run; ``"wait"`` if its task is queued again, for *life* at most; ``"hand"``
-                while a worker has it in hand and could lose it, for *life*; ``"window"`` if it
-                failed and is to stand for its window; ``"ran"`` if it is to stand as it does, but
-                no trigger can be merged into it any more.
-            life: How long it is to stand by itself from now on [s].
-            wait: Whether to wait for the answers of a majority, and for connections before.
+        *how* it ends, *life* being how long it is then to stand by itself [s]:
+
+            over       at once
+            idle       likewise, unless its task runs
+            unstarted  likewise, unless its task has ever run
+            wait       its task is queued again, for *life* at most
+            hand       a worker has it in hand, and could lose it, for *life*
+            window     its task failed: it stands for its window
+            ran        it stands as it does, but no trigger can be merged into it any more
+
+        *wait* for the answers of a majority, and for connections before.
         """
         request = end_request(self._participant.rules, name, token, how, life)
         if wait:
@@ -122,5 +99,4 @@ class Reservations:
 
 
 def has_answered(ballot: Ballot) -> bool:
-    """Return whether a majority of nodes answered, whether it had the reservation or not."""
     return has_majority(ballot, VoteKind.GRANTED, VoteKind.REFUSED)

@@ -66,60 +66,36 @@ ANSWERS = (*OURS, VoteKind.REFUSED, ReservationVote.MERGED)
 
 @dataclass(frozen=True)
 class Reserved:
-    """
-    The reservation is ours: publish.
+    """The reservation is ours: publish."""
 
-    Attributes:
-        token: Proof of that; the message has to carry it.
-        before: Whose end the task waits for, as in `LockTaken.holder`; empty for none.
-    """
-
-    token: str = field(repr=False)
+    token: str = field(repr=False)  # proof of that; the message has to carry it
+    #: Whose end the task waits for, as in `LockTaken.holder`; empty for none.
     before: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Duplicate:
-    """
-    Another message has reserved the name: publish nothing.
+    """Another message has reserved the name: publish nothing."""
 
-    Attributes:
-        holder: Who, as in `LockTaken.holder`.
-        merged: How many triggers have been handed over to it, this one included; 0 for none.
-        votes: What each node answered, by node label.
-    """
-
-    holder: dict[str, Any]
-    merged: int = 0
-    votes: dict[str, str] = field(default_factory=dict)
+    holder: dict[str, Any]  # as in `LockTaken.holder`
+    merged: int = 0  # how many triggers have been handed over to it, this one included
+    votes: dict[str, str] = field(default_factory=dict)  # by node label
 
 
 @dataclass(frozen=True)
 class Started:
-    """
-    The task may run in its reservation's name.
+    """The task may run in its reservation's name."""
 
-    Attributes:
-        arguments: Of the newest trigger that was merged into it, as JSON; empty for none.
-        merged: How many were.
-    """
-
-    arguments: bytes = b""
-    merged: int = 0
+    arguments: bytes = b""  # of the newest trigger that was merged into it, as JSON
+    merged: int = 0  # how many were
 
 
 @dataclass(frozen=True)
 class NotStarted:
-    """
-    It is not the task's turn yet, or no quorum could say.
+    """It is not the task's turn yet, or no quorum could say."""
 
-    Attributes:
-        holder: Who comes first, as in `LockTaken.holder`; empty without a quorum.
-        votes: What each node answered, by node label.
-    """
-
-    holder: dict[str, Any]
-    votes: dict[str, str]
+    holder: dict[str, Any]  # who comes first, as in `LockTaken.holder`; empty without a quorum
+    votes: dict[str, str]  # by node label
 
 
 # --- what the votes mean -----------------------------------------------------------------
@@ -129,14 +105,12 @@ Answer = tuple[enum.Enum, bytes]
 
 
 def answer_of(vote: Vote) -> Answer | None:
-    """Return the answer in *vote*; None if it has none."""
     if vote.kind in OURS:
         return vote.kind, b""
     return (vote.kind, vote.value[:TOKEN_LENGTH]) if vote.kind in ANSWERS else None
 
 
 def is_decided(ballot: Ballot) -> bool:
-    """Return whether further answers could not change what to do."""
     return bool(agreed(ballot, answer_of))
 
 
@@ -154,17 +128,7 @@ Steps = Generator["Ask | Send | Sleep", Any, "Reserved | Duplicate"]
 
 
 def reserve(participant: Participant, trigger: Trigger, ends: float | None = None) -> Steps:
-    """
-    Take the reservation, or find out who has it.
-
-    Args:
-        participant: What this client of the cluster knows.
-        trigger: The publish.
-        ends: Give up by then whatever the nodes do [s, our clock]; None for no such limit.
-
-    Raises:
-        QuorumUnavailable: No quorum could decide.
-    """
+    """Take the reservation, or find out who has it, by *ends* [s, our clock]."""
     owner = new_owner()
     known = trigger._replace(info=holder_payload(trigger.info, participant.wall()))
     version = 0
@@ -213,7 +177,6 @@ def holds(votes: list[Vote], version: int, ballot: Ballot) -> bool:
 def outcome(
     votes: list[Vote], token: str, ballot: Ballot, labels: Sequence[str]
 ) -> Reserved | Duplicate:
-    """Return what the votes of a majority of *ballot* mean."""
     first = votes[0]
     if first.kind is VoteKind.GRANTED:
         return Reserved(token)
@@ -224,7 +187,6 @@ def outcome(
 
 
 def turn_in(ballot: Ballot, labels: Sequence[str]) -> Started | NotStarted:
-    """Return what *ballot* means for a task that starts: its turn, or not."""
     granted = votes_of(ballot, VoteKind.GRANTED)
     refused, majority = count(ballot, VoteKind.REFUSED), quorum(len(ballot))
     of_no_other = len(granted) + count(ballot, ReservationVote.PASSED)

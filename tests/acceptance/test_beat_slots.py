@@ -368,7 +368,7 @@ def deliver_three_times(it, name, message):
     deliver(it, message)
     it.started(name)
     deliver(it, message)
-    it.wait_for_log(rf"\[{task_id}\] set aside")
+    it.wait_for_log(rf"\[{task_id}\] for \d+ s:")
     assert len(it.bodies(name)) == 1
     it.events.with_name(f"{name}.open").touch()
     run_of(it, name, 0)

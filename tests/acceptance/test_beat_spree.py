@@ -29,7 +29,8 @@ import pytest
 from celery import Task, signals
 
 from celery_redlock import RedlockTask
-from celery_redlock.beat.slot_records import Claimed, Slots, SlotState
+from celery_redlock.beat.slot_records import Slots
+from celery_redlock.beat.slot_votes import Claimed, SlotState
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.testing.servers import Server
 from support.beats import Beat, Published, published, stage_beat, stopped_between_slots

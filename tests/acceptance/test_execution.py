@@ -292,7 +292,7 @@ def test_a_child_never_loses_to_the_parent_that_published_it(it):
     """It is waited for, however long it goes on, where a stranger would be a conflict."""
     first = it.task("parent").delay(True)
     (child,) = eventually(lambda: read(it.events, "child"), "child", timeout=100)
-    it.wait_for_log(rf"parent\[{child['id']}\] set aside", timeout=60)
+    it.wait_for_log(rf"parent\[{child['id']}\] for \d+ s:", timeout=60)
     open_gate(it, "parent")
     assert first.get(timeout=100) == child["id"]
     assert it.app.AsyncResult(child["id"]).get(timeout=100) is None

@@ -288,7 +288,7 @@ def test_a_copy_does_not_revive_what_celery_has_given_up(impatient, task):
     it, lock = impatient, f"given up {task}"
     result = publish(it, task, lock, 120.0, once=True)
     (running,) = it.started(lock)
-    it.wait_for_log(rf"{task}\[{result.id}\] set aside", timeout=60)
+    it.wait_for_log(rf"{task}\[{result.id}\] for \d+ s:", timeout=60)
     os.kill(running.pid, signal.SIGKILL)
     with pytest.raises(Exception, match="exited prematurely"):
         result.get(timeout=100)

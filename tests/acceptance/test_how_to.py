@@ -395,7 +395,7 @@ def test_the_consumer_timeout_takes_a_message_and_not_the_lock(
         worker.wait_for_log(goes_on if rabbit.version() >= (4, 3) else ends)
         if kind == "work":
             eventually(
-                lambda: re.search(rf"{result.id}\] set aside", worker.log() + other.log()),
+                lambda: re.search(rf"{result.id}\] for \d+ s:", worker.log() + other.log()),
                 "copy that is set aside",
             )
         else:

@@ -234,7 +234,7 @@ def test_a_message_delivered_again_does_not_run_again(it):
     value, renewals = result.get(timeout=100)
     assert value == "the real result"
     assert renewals >= 4
-    it.wait_for_log(rf"late\[{result.id}\] set aside")
+    it.wait_for_log(rf"late\[{result.id}\] for \d+ s:")
     it.wait_for_log(rf"late\[{result.id}\] has finished before; this copy ends")
     assert len(it.bodies("redelivered")) == 1
     assert result.state == "SUCCESS"

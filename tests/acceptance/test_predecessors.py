@@ -11,9 +11,9 @@ import os
 import time
 
 import pytest
-from celery import chain
+from celery import chain, signals
 
-from celery_redlock import RedlockTask
+from celery_redlock import LockTaken, RedlockTask
 from support.events import body, overlaps, read
 from support.stage import LASTING, stage
 from support.waiting import eventually
@@ -31,6 +31,11 @@ def declare(app):
     options |= {"lock_key": "{lock}", "max_retries": None}
     declare_retries(app, options)
     declare_successors(app, options)
+
+    @signals.task_success.connect(weak=False)
+    def after_the_result(sender, **_):
+        if sender.request.kwargs.get("lock", sender.request.args[-1]).startswith("seen"):
+            time.sleep(0.05)  # what a receiver may take, while the lock of a late release stands
 
 
 def declare_retries(app, options):
@@ -143,6 +148,21 @@ def test_a_task_that_publishes_itself_is_not_refused(it):
     while (child := result.get(timeout=100)) is not None:
         result = it.app.AsyncResult(child)
     assert len(it.bodies("relay")) == 11
+
+
+def calls_one_after_the_other(it, queue):
+    """Call again whoever has the result, on a worker whose receivers take their time after it."""
+    link, lock = it.task("link"), f"seen by {queue}"
+    return [link.apply_async((n, lock), queue=queue).get(timeout=100) for n in range(20)]
+
+
+def test_a_caller_who_has_the_result_finds_the_lock_free(it):
+    assert calls_one_after_the_other(it, "whole") == list(range(1, 21))
+
+
+def test_twin_a_lock_released_after_the_result_refuses_that_caller(it):
+    with pytest.raises(LockTaken):
+        calls_one_after_the_other(it, "broken")
 
 
 def test_without_it_some_are_refused_by_their_own_predecessors(it):

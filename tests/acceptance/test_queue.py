@@ -415,7 +415,7 @@ def test_one_runs_and_one_waits(it, crew):
 
 def set_aside(crew, name, result):
     """Wait until a task has been set aside."""
-    words = f"{name}[{result.id}] set aside"
+    words = f"{name}[{result.id}] for "
     eventually(lambda: words in crew.log(), f"{name} that is set aside", timeout=SOON)
 
 

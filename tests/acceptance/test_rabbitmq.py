@@ -427,7 +427,7 @@ def cut(it):
     late, it.seen = it.cut["late"].id, []
     for times in (1, 2):
         it.rabbit.close_all_connections()
-        it.wait_for_log(rf"(?s)(late\[{late}\] set aside.*){{{times}}}", timeout=150)
+        it.wait_for_log(rf"(?s)(late\[{late}\] for \d+ s:.*){{{times}}}", timeout=150)
         it.seen.append(it.meta(late))
     it.started("cut plain_late", 2)
     for name in it.cut:
@@ -552,7 +552,7 @@ def killed(it):
     host = "w1@localhost"
     it.killed = {name: begin_on(it, host, name) for name in ("late", "naive")}
     it.rabbit.close_all_connections()
-    it.wait_for_log(rf"late\[{it.killed['late'].id}\] set aside")
+    it.wait_for_log(rf"late\[{it.killed['late'].id}\] for \d+ s:")
     it.wait_for_log(rf"naive\[{it.killed['naive'].id}\] ignored")
     it.killed["no copy"] = begin_on(it, host, "late")
     (worker,) = [worker for worker in it.workers if f"{host} ready." in worker.log()]

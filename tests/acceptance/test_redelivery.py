@@ -212,7 +212,7 @@ def long(it):
         watchers[which] = Watcher(it, it.task(task).apply_async((which, True), queue=queue))
 
     def times(which):
-        words = rf"{tasks[which]}\[{watchers[which]._result.id}\] set aside"
+        words = rf"{tasks[which]}\[{watchers[which]._result.id}\] for \d+ s:"
         return len(re.findall(words, it.log()))
 
     # With its first copy each may end: one that is set aside comes again after the end.
@@ -346,7 +346,7 @@ def test_a_worker_that_is_killed_loses_no_task(it):
     (worker,) = [w for w in it.workers if "q_killed" in w.command]
     result = it.task("late").apply_async(("killed", True), queue="q_killed")
     it.started("killed")
-    it.wait_for_log(rf"late\[{result.id}\] set aside")  # there is a copy
+    it.wait_for_log(rf"late\[{result.id}\] for \d+ s:")  # there is a copy
     worker.kill()
     it.worker(name="heir", args=["-Q", "q_killed"])
     assert result.get(timeout=100) == "a result of another run"

@@ -79,7 +79,7 @@ def overlap_and_deliver_again(it, mode):
     if mode == "report":
         it.started("day report again", 1 + KNOWN["redelivered"])
     else:
-        it.wait_for_log(rf"day enforce\[{again.id}\] set aside")
+        it.wait_for_log(rf"day enforce\[{again.id}\] for \d+ s:")
     for key in ("overlap", "again"):
         it.events.with_name(f"open day {mode} {key}").touch()
 

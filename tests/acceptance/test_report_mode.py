@@ -104,7 +104,7 @@ def ran(it):
             if kind == "late":
                 it.started(lock, 2)
             else:
-                it.wait_for_log(rf"{kind}\[{again.id}\] set aside")
+                it.wait_for_log(rf"{kind}\[{again.id}\] for \d+ s:")
             it.open(lock)
         for kind in ("unique", "unique, enforced"):
             for _ in range(2):

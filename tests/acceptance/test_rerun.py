@@ -226,7 +226,7 @@ def test_while_one_runs_there_is_one_message_however_often_it_looks(it):
     def has_looked(times):
         publish(name, 2)
         assert set(pending(it, name)) <= {result.id}
-        return it.log().count(f"[{result.id}] set aside") >= times
+        return it.log().count(f"[{result.id}] for ") >= times
 
     eventually(lambda: has_looked(3), "third look", timeout=100, every=0.05)
     eventually(lambda: pending(it, name) == [result.id], "one message")

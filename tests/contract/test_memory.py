@@ -37,7 +37,7 @@ from celery_redlock.beat.slot_records import (
 )
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.nodes.guard import boot_marker
-from celery_redlock.lock.records import Keys, line_key, ms, place_name
+from celery_redlock.lock.records import Keys, line_key, ms, place_name, waiters_key
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts.requests import Marker as RunMarker
 from celery_redlock.lock.scripts.requests import (
@@ -50,7 +50,7 @@ from celery_redlock.lock.scripts.requests import (
 )
 from celery_redlock.lock.scripts.scripting import registered
 from celery_redlock.lock.scripts.scripts import ENROL
-from celery_redlock.lock.waiting.waiting import InLine, leave_request, wait_request, waiters_key
+from celery_redlock.lock.waiting.waiting import InLine, leave_request, wait_request
 from celery_redlock.reading.journal import record_request
 from celery_redlock.reading.read_script import EXPIRIES, READ
 from celery_redlock.testing.keyspace import COMMANDS
@@ -312,7 +312,7 @@ def test_a_script_that_nobody_has_told_is_not_there(both):
 RULES = Rules(ttl=20, max_ttl=30)
 NAME = "report"
 KEYS = Keys.of(RULES.prefix, NAME)
-LINE, WAITERS = line_key(RULES.prefix, NAME), waiters_key(RULES, NAME)
+LINE, WAITERS = line_key(RULES.prefix, NAME), waiters_key(RULES.prefix, NAME)
 BOOT = boot_marker("r" * 40, "f" * 16)
 DAY, SHORT = 86_400.0, int(TINY) / 1000.0
 X, X2, Y = "a" * 40, "a" * 32 + "c" * 8, "b" * 40  # the first two are of one owner

@@ -25,17 +25,19 @@ from celery_redlock.lock import clock
 from celery_redlock.lock.algorithm.results import ReleaseOutcome
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.nodes import guard
+from celery_redlock.lock.nodes import link as link_module
 from celery_redlock.lock.nodes import node as node_module
 from celery_redlock.lock.nodes.address import address_of
-from celery_redlock.lock.nodes.node import Gone, Node
+from celery_redlock.lock.nodes.link import Gone
+from celery_redlock.lock.nodes.node import Node
 from celery_redlock.lock.nodes.round import Round
-from celery_redlock.lock.records import line_key, marker_key
+from celery_redlock.lock.records import line_key, marker_key, waiters_key
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import requests
 from celery_redlock.lock.scripts.requests import Marker
 from celery_redlock.lock.scripts.votes import VoteKind
-from celery_redlock.lock.waiting.waiting import InLine, leave_request, wait_request, waiters_key
+from celery_redlock.lock.waiting.waiting import InLine, leave_request, wait_request
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.health import check
@@ -45,7 +47,7 @@ from support.waiting import eventually
 #: No node is late unless a test says so.
 RULES = Rules(ttl=200, max_ttl=300, node_timeout=60)
 A, B = "a" * 40, "b" * 40
-LARGEST = node_module.LARGEST_UNSENT
+LARGEST = link_module.LARGEST_UNSENT
 #: After so much a node is late, and given up [s].
 TOO_LONG = max(RULES.node_timeout, node_module.PATIENCE) + 1
 #: How long the other end of a connection talks at most [s].
@@ -571,12 +573,12 @@ def test_that_somebody_waits_survives_a_script_flush_too(contract_node, line):
         wire.send(call(wait_request(RULES, one), None))
         wire.ask(inspect())
         eventually(lambda: wire.node.read() or not wire.node._owed, "end of the queue")
-        assert client.hkeys(waiters_key(RULES, "n")) == [b"c" * 32]
+        assert client.hkeys(waiters_key(RULES.prefix, "n")) == [b"c" * 32]
         client.script_flush()
         wire.send(call(leave_request(RULES, "n", one.who), None))
         wire.ask(inspect())
         eventually(lambda: wire.node.read() or not wire.node._owed, "end of the queue")
-        assert not client.exists(waiters_key(RULES, "n"), line_key("redlock", "n"))
+        assert not client.exists(waiters_key(RULES.prefix, "n"), line_key("redlock", "n"))
 
 
 @pytest.mark.parametrize("verb", [acquire, renew])
@@ -907,7 +909,7 @@ def test_a_tls_node_with_an_unknown_certificate_is_unreachable(tls_port, locks):
 
 def test_nobody_is_listened_to_without_end(monkeypatch):
     """A node that always has more to say is hung up on."""
-    monkeypatch.setattr(node_module, "LONGEST_FAREWELL", 0.2)
+    monkeypatch.setattr(link_module, "LONGEST_FAREWELL", 0.2)
     ours, theirs = socket.socketpair()
 
     def talk():
@@ -919,6 +921,6 @@ def test_nobody_is_listened_to_without_end(monkeypatch):
     talker = threading.Thread(target=talk)
     with theirs:
         talker.start()
-        node_module.read_out(SimpleNamespace(_sock=ours, disconnect=ours.close))
+        link_module.read_out(SimpleNamespace(_sock=ours, disconnect=ours.close))
         assert talker.is_alive()
         talker.join()

@@ -15,6 +15,7 @@ from celery_redlock.lock.records import (
     line_key,
     marker_key,
     place_name,
+    waiters_key,
 )
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import requests
@@ -27,7 +28,6 @@ from celery_redlock.lock.waiting.waiting import (
     InLine,
     leave_request,
     wait_request,
-    waiters_key,
 )
 from support.fakes import token_of
 from support.script_bench import ScriptBench
@@ -35,7 +35,7 @@ from support.waiting import eventually
 
 RULES = Rules(ttl=200, max_ttl=300)
 NAME = "report:7"
-LINE, WAITERS = line_key(RULES.prefix, NAME), waiters_key(RULES, NAME)
+LINE, WAITERS = line_key(RULES.prefix, NAME), waiters_key(RULES.prefix, NAME)
 LOCK, _, BOOT, QUARANTINE = Keys.of(RULES.prefix, NAME)
 HOLDER = token_of("h")
 #: Who waits, by letter: the process of each of these listens, and that of another letter does not.

@@ -30,11 +30,12 @@ from celery_redlock.lock.waiting.waiting import LEAVE, WAIT
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task.execution import calls
 from celery_redlock.task.execution.requeue import headers_of
-from celery_redlock.task.messages.delivery import Delivery, execution_id, hide
+from celery_redlock.task.messages.delivery import Delivery, execution_id
+from celery_redlock.task.messages.delivery_info import hide
 from celery_redlock.task.messages.envelope import PARSERS, Envelope
 from celery_redlock.task.messages.reservation import Reservation
 from celery_redlock.task.messages.waiting import LONGEST_BY_ITSELF, Waiting, Wakes
-from celery_redlock.task.worker import waiting_room
+from celery_redlock.task.worker import registration
 from celery_redlock.task.worker.forced_ends import RedlockRequest
 from celery_redlock.task.worker.waiting_room import room_of
 from celery_redlock.unique.reservations import Reservations
@@ -399,7 +400,7 @@ def test_a_forged_message_waits_for_the_lock_of_its_task_alone(stand, value):
     stand.nodes.begin(taken=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stand.nodes, "listener", ears)
-        patch.setattr(waiting_room, "threading", SimpleNamespace(Thread=AtOnce))
+        patch.setattr(registration, "threading", SimpleNamespace(Thread=AtOnce))
         in_a_while = (datetime.now(timezone.utc) + timedelta(minutes=1)).isoformat()
         request = stand.receive(stand.task, {"eta": in_a_while, **forge(waiting=value)})
         room_of(stand.app).clear()

@@ -24,11 +24,13 @@ from redis.utils import HIREDIS_AVAILABLE
 
 from celery_redlock import LockKeyError, LockTaken, QuorumUnavailable, Redlock
 from celery_redlock.beat import slot_records as slots
+from celery_redlock.beat.slot_votes import claim_is_decided, last_of
 from celery_redlock.lock import clock
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.nodes.address import address_of
 from celery_redlock.lock.nodes.guard import Greeting, Unfit, greet, read_info
-from celery_redlock.lock.nodes.node import Gone, Node
+from celery_redlock.lock.nodes.link import Gone
+from celery_redlock.lock.nodes.node import Node
 from celery_redlock.lock.nodes.round import Round
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import requests, votes
@@ -62,8 +64,8 @@ ASKED = {
     "reserve": (reserve_request(RULES, TRIGGER, TOKEN, 1), is_decided),
     "start": (start_request(RULES, "n", TOKEN, START), is_decided),
     "end": (end_request(RULES, "n", TOKEN, "over", 0.0), is_decided),
-    "claim": (slots.claim_request(RULES, CLAIM), slots.claim_is_decided),
-    "look": (slots.look_request(RULES, "beat/entry"), lambda ballot: not slots.last_of(ballot)),
+    "claim": (slots.claim_request(RULES, CLAIM), claim_is_decided),
+    "look": (slots.look_request(RULES, "beat/entry"), lambda ballot: not last_of(ballot)),
 }
 GREETED = Greeting("e" * 40, 100.0, flushed=False, replicas=0, version="9")
 PARSERS = [

@@ -23,7 +23,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from celery_redlock import LockTaken, QuorumUnavailable, RedlockTask
-from celery_redlock.beat.slot_records import Claim, Slots, last_of
+from celery_redlock.beat.slot_records import Claim, Slots
+from celery_redlock.beat.slot_votes import last_of
 from celery_redlock.beat.slots import settled
 from celery_redlock.beat.term import led_by, majority_holder
 from celery_redlock.errors import LockKeyError

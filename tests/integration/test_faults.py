@@ -30,8 +30,10 @@ from celery_redlock.lock import clock, held
 from celery_redlock.lock.algorithm import attempt
 from celery_redlock.lock.algorithm.request import LockRequest, MarkerStands
 from celery_redlock.lock.algorithm.results import ReleaseOutcome
-from celery_redlock.lock.nodes import call, node
+from celery_redlock.lock.nodes import node
 from celery_redlock.lock.nodes.fanout import Fanout
+from celery_redlock.lock.nodes.link import Gone
+from celery_redlock.lock.nodes.round import Round
 from celery_redlock.lock.nodes.steps import NodeClock
 from celery_redlock.lock.records import Keys, marker_key
 from celery_redlock.lock.redlock import Redlock
@@ -111,7 +113,7 @@ def grants(lock, name):
 def test_a_yes_whose_connection_has_died_does_not_count(five_nodes, locks, paused, monkeypatch, on):
     """Its node may have restarted empty. Counted, it makes a majority of one node that stands."""
     if not on:
-        monkeypatch.setattr(call.Call, "withdraw", lambda *_: None)
+        monkeypatch.setattr(Round, "withdraw", lambda *_: None)
     first, second, third = five_nodes[:3]
     lock = locks([first, second, third], node_timeout=6.0)  # all that follows is in one round
     check(lock)
@@ -150,7 +152,7 @@ def test_a_node_that_is_behind_reads_what_was_sent_before_the_end(
 ):
     """Many releases, and then close(): a node that was paused meanwhile has all of them, too."""
     if not on:
-        closed = node.Gone("closed")
+        closed = Gone("closed")
         monkeypatch.setattr(node.Node, "finish", lambda it: it.detach(closed))
     monkeypatch.setattr(node, "PATIENCE", 60.0)  # the node may be away for as long as it likes
     servers = redis_nodes(3)
@@ -242,7 +244,7 @@ def test_every_attempt_has_a_token_of_its_own(five_nodes, locks, on):
     """Who shares a token shares the lock: a second client is let in beside the first."""
     one, two = locks(five_nodes[:3]), locks(five_nodes[:3], bootstrap=False)
     if not on:
-        one.client.new_token = two.client.new_token = lambda: "c" * 40
+        one.participant.new_token = two.participant.new_token = lambda: "c" * 40
     holder = one.acquire("report")
     assert grants(two, "report") is not on
     assert holder.remaining() > 0
@@ -405,7 +407,7 @@ def test_nodes_that_were_away_are_taken_back(five_nodes, proxied_nodes, locks, m
 
     def write_at_once(self, data, now):
         if self.sock.send(data) < len(data):
-            raise node.Gone("takes no more requests")
+            raise Gone("takes no more requests")
 
     monkeypatch.setattr(node.Node, "attach", attach_narrow)
     if not on:

@@ -50,7 +50,7 @@ HEAD = """
 import contextlib, json, os, signal, sys, threading, time
 
 from celery_redlock.errors import LockLost, LockTaken, QuorumUnavailable, RedlockError
-from celery_redlock.lock.nodes import address, fanout
+from celery_redlock.lock.nodes import address, connections, fanout
 from celery_redlock.lock.algorithm.results import ReleaseOutcome
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.algorithm.request import LockRequest
@@ -61,7 +61,7 @@ def tell(**what):
 
 # A server that does not answer for a few seconds is slow, not down.
 address.OPTIONS.update(socket_timeout=10.0, socket_connect_timeout=10.0)
-fanout.FIRST_CONNECT = 10.0
+connections.FIRST_CONNECT = 10.0
 
 def new():
     return Redlock.from_urls(sys.argv[1:], **SETTINGS)
@@ -555,12 +555,12 @@ def test_a_green_worker_that_connects_again_looks_no_more_often(five_nodes, befo
         """
         from importlib import import_module
         from types import SimpleNamespace
-        from celery_redlock.task.worker import forced_ends
+        from celery_redlock.task.worker import revokes
         looks, pool = [], "gevent" if "gevent" in sys.modules else "eventlet"
-        forced_ends.LOOK_FOR_REVOKES = 0.02
-        forced_ends.let_go_of_revoked = lambda: looks.append(1)
+        revokes.LOOK_FOR_REVOKES = 0.02
+        revokes.let_go_of_revoked = lambda: looks.append(1)
         timer = import_module(f"celery.concurrency.{pool}").Timer()
-        step = forced_ends.NoteRevokes(None)
+        step = revokes.NoteRevokes(None)
         for _ in range(3):
             before = len(looks)
             step.start(SimpleNamespace(timer=timer))
@@ -725,10 +725,10 @@ def test_the_watchdog_renews_among_green_threads(five_nodes, before):
 
 #: Whatever could be waited for at the end would be waited for longer than a test may take.
 PATIENT_END = """
-from celery_redlock.lock.nodes import node
+from celery_redlock.lock.nodes import link, node
 address.OPTIONS.update(socket_timeout=600.0, socket_connect_timeout=600.0)
-fanout.FIRST_CONNECT = 1.0
-node.PATIENCE = 600.0
+connections.FIRST_CONNECT = 1.0
+link.PATIENCE = node.PATIENCE = 600.0
 lock = new()
 def bye():
     object.__setattr__(lock.rules, "node_timeout", 600.0)

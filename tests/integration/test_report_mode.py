@@ -9,7 +9,7 @@ from celery import Celery
 
 from celery_redlock import RedlockTask, events
 from celery_redlock.lock import clock
-from celery_redlock.lock.nodes import fanout
+from celery_redlock.lock.nodes import connections
 from celery_redlock.lock.nodes.fanout import Fanout
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.nodes import bootstrap
@@ -81,7 +81,7 @@ def bounds(monkeypatch):
 @pytest.fixture
 def waits_for_connections(monkeypatch):
     """Whoever waits for a first connection as enforced tasks do waits longer than a test may."""
-    monkeypatch.setattr(fanout, "FIRST_CONNECT", 600.0)
+    monkeypatch.setattr(connections, "FIRST_CONNECT", 600.0)
 
 
 @pytest.mark.usefixtures("waits_for_connections")
@@ -110,7 +110,7 @@ def test_without_nodes_tasks_run_and_messages_go_out(redis_nodes, make, bounds, 
 
 def test_an_enforced_task_waits_and_fails(redis_nodes, make, bounds, monkeypatch):
     """Twin: the first one waits for connections, and then its policy applies."""
-    monkeypatch.setattr(fanout, "FIRST_CONNECT", 2.0)
+    monkeypatch.setattr(connections, "FIRST_CONNECT", 2.0)
     nodes = redis_nodes(5)
     hung(nodes)
     app, _ = make([node.url for node in nodes], "enforce")

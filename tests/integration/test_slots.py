@@ -8,7 +8,8 @@ import pytest
 import redis
 
 from celery_redlock import QuorumUnavailable, Redlock
-from celery_redlock.beat.slot_records import Claim, Slots, SlotState
+from celery_redlock.beat.slot_records import Claim, Slots
+from celery_redlock.beat.slot_votes import SlotState
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.health import check
 from celery_redlock.reading.nodes import bootstrap

@@ -186,7 +186,7 @@ def releases_that_go_by(nodes, name, *, is_woken):
     crowd = [Redlock(urls, RULES) for _ in range(2)]
     one = Redlock(urls, RULES)
     if not is_woken:
-        one.client.listener = None
+        one.participant.listener = None
     grants, over = [0], threading.Event()
 
     def storm(locks):

@@ -35,10 +35,10 @@ PATIENCE = 60.0
 HANDED_OVER = {
     ("drive", "except StopIteration as end:"),
     ("drive", "return end.value"),
-    ("_acquire", "lease = self.driver.drive(rounds.acquire(self.client, wanted), wanted.ends)"),
+    ("_acquire", "lease = self.driver.drive(acquiring.acquire("),
     ("_acquire", "return lease"),
     ("acquire", "return self._acquire(LockRequest("),
-    ("take", "lease = self._acquire(wanted)"),
+    ("take", "lease = self._acquire(request)"),
     ("take", "return held"),
     ("hold", "held = self.take(LockRequest("),
 }

@@ -13,10 +13,9 @@ import redis
 
 from celery_redlock.errors import RedlockError
 from celery_redlock.lock.algorithm.results import ReleaseOutcome
-from celery_redlock.lock.records import Keys, line_key
+from celery_redlock.lock.records import Keys, line_key, waiters_key
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.waiting.waiting import waiters_key
 from celery_redlock.testing.servers import Server
 
 __all__ = ["Remains", "looking_at"]
@@ -30,7 +29,7 @@ LOOKS = 10
 
 def keys_of_waiters(name: str) -> tuple[bytes, bytes]:
     """Return the keys of who waits for the lock *name*."""
-    return waiters_key(Rules(), name), line_key("redlock", name)
+    return waiters_key(Rules().prefix, name), line_key("redlock", name)
 
 
 class Remains:

@@ -13,7 +13,7 @@ from celery_redlock.lock.algorithm.effects import Ask, Send, Sleep
 from celery_redlock.lock.algorithm.participant import Participant
 from celery_redlock.lock.nodes import steps as whose_clock
 from celery_redlock.lock.nodes.fanout import QUIET
-from celery_redlock.lock.nodes.node import Gone
+from celery_redlock.lock.nodes.link import Gone
 from celery_redlock.lock.nodes.round import Round
 from celery_redlock.lock.scripts.requests import inspect_request
 from celery_redlock.lock.scripts.scripts import ACQUIRE

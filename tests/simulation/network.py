@@ -23,7 +23,8 @@ from celery_redlock.lock.nodes.guard import (
     check_enrolment,
     is_trusted_at_once,
 )
-from celery_redlock.lock.nodes.node import Gone, Node
+from celery_redlock.lock.nodes.link import Gone
+from celery_redlock.lock.nodes.node import Node
 from celery_redlock.lock.nodes.round import Round
 from celery_redlock.lock.nodes.steps import Finding
 from celery_redlock.lock.records import Keys, ms

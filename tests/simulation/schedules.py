@@ -18,7 +18,7 @@ from celery_redlock.lock.algorithm.renewal import Renewal
 from celery_redlock.lock.algorithm.request import LockRequest, MarkerStands
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
-from celery_redlock.lock.nodes.node import Gone
+from celery_redlock.lock.nodes.link import Gone
 from celery_redlock.lock.records import Keys, marker_key
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts.requests import Marker, probe_request, release_request

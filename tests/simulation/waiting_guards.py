@@ -120,7 +120,7 @@ WAITING_GUARDS = {
         Guard(
             "place-key",
             "each place of a lock is a lock of its own",
-            tuple((at, "place_name", one_key) for at in (attempt, requests, waiting)),
+            tuple((at, "place_name", one_key) for at in (attempt, requests)),
         ),
         Guard(
             "all-or-none",

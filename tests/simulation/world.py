@@ -2,7 +2,7 @@
 A world in which clients, nodes and the network between them misbehave, repeatably.
 
 One heap of what happens when. Clients are generators that run the *real* algorithm,
-`rounds.acquire` and `Renewal`, and yield what it yields (`Ask`, `Tell`, `Pause`); votes are
+`acquiring.acquire` and `Renewal`, and yield what it yields (`Ask`, `Send`, `Sleep`); votes are
 counted by the real `Call`, connections kept by the real `Node`, leases trusted by the real
 `HeldLock`. Nodes run the library's own Lua. All times are of a true clock that
 nobody but this world can read; every client and node has its own, wrong by rate and offset.

@@ -13,7 +13,8 @@ from typing import Any
 
 import redis
 
-from celery_redlock.beat.slot_records import LastSlot, Slots
+from celery_redlock.beat.slot_records import Slots
+from celery_redlock.beat.slot_votes import LastSlot
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import TOKEN_LENGTH
 from celery_redlock.plugin import plugin_for

@@ -8,7 +8,7 @@ from celery import Celery
 from celery.backends.redis import RedisBackend
 
 from celery_redlock.lock import watchdog
-from celery_redlock.lock.nodes import fanout
+from celery_redlock.lock.nodes import connections
 
 __all__ = ["hang_up", "let_go"]
 
@@ -34,5 +34,5 @@ def hang_up() -> None:
     for dog in list(watchdog._every_watchdog):
         for held in dog.held:
             dog.unwatch(held)
-    for connections in list(fanout._every_fanout):
-        connections.close()
+    for each in list(connections._all_connections):
+        each.close()

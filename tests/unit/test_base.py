@@ -23,12 +23,13 @@ from celery_redlock.lock.held import NotLocked
 from celery_redlock.plugin import Plugin, plugin_for
 from celery_redlock.task import base, overrides
 from celery_redlock.task.base import takes_lock
-from celery_redlock.task.execution import calls
+from celery_redlock.task.declared import METHODS
+from celery_redlock.task.execution import execution
 from celery_redlock.task.naming import task_lock
 from celery_redlock.task.naming.task_lock import lock_of
-from celery_redlock.task.options import METHODS, OPTIONS
-from celery_redlock.task.publish.publish import carried
+from celery_redlock.task.options import OPTIONS
 from celery_redlock.task.publish.result import UniqueResult
+from celery_redlock.task.publish.trigger import carried
 from celery_redlock.task.worker.start_steps import CheckLocks
 from celery_redlock.testing import locks_disabled, memory_quorum
 
@@ -44,14 +45,13 @@ def app():
 
 @pytest.fixture
 def executions(monkeypatch):
-    names = []
+    names, run_body = [], execution.run_body
 
-    class Noted(calls.Execution):
-        def run_body(self, *call):
-            names.append(self.claim.name)
-            return super().run_body(*call)
+    def noted(claim, *call):
+        names.append(claim.name)
+        return run_body(claim, *call)
 
-    monkeypatch.setattr(calls, "Execution", Noted)
+    monkeypatch.setattr(execution, "run_body", noted)
     return names
 
 
@@ -688,7 +688,7 @@ def test_arguments_that_make_no_name_end_the_marker(app, monkeypatch):
         pytest.fail("it ran")
 
     queued = SimpleNamespace(end=lambda name, token, how, **_: ended.append((name, token, how)))
-    monkeypatch.setattr(Plugin, "reservations", queued)
+    monkeypatch.setattr(Plugin, "reservations_for", lambda _, report: queued)
     reservation = ["2026", "a" * 40, "finished"]
     header = {"v": 1, "task_id": "me", "id": "0" * 32, "reservation": reservation}
     task = app.tasks["shop.report"]

@@ -11,7 +11,8 @@ from celery.apps.beat import Beat as CeleryBeat
 from celery.beat import Scheduler, Service
 
 from celery_redlock.beat import RedlockScheduler
-from celery_redlock.beat.slot_records import Claimed, Slots, SlotState
+from celery_redlock.beat.slot_records import Slots
+from celery_redlock.beat.slot_votes import Claimed, SlotState
 from celery_redlock.beat.term import AFTER_FAILURE, StandBy
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import LeaderDeposed, LeaderElected

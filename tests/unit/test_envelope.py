@@ -9,7 +9,8 @@ import pytest
 from kombu import Exchange
 
 from celery_redlock.task.messages.delivery import Delivery
-from celery_redlock.task.messages.envelope import MOST_RESCHEDULES, Envelope, hide_header
+from celery_redlock.task.messages.delivery_info import hide
+from celery_redlock.task.messages.envelope import MOST_RESCHEDULES, Envelope
 from celery_redlock.task.messages.reservation import Reservation
 from celery_redlock.task.messages.slot import Slot
 
@@ -119,6 +120,6 @@ def test_each_worker_of_a_broadcast_runs_an_execution_of_its_own(exchange, is_ap
 )
 def test_a_body_sees_the_headers_of_its_caller(headers, seen):
     """Of ours only where there is a slot to read, and never the publish id."""
-    request = SimpleNamespace(headers=headers)
-    hide_header(request)
+    request = SimpleNamespace(headers=headers, delivery_info=None)
+    hide(request)
     assert request.headers == seen

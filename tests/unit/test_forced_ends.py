@@ -25,12 +25,14 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.waiting.waiting import LEAVE, WAIT, wait_request
 from celery_redlock.plugin import Plugin, plugin_for
 from celery_redlock.task.execution.outcome import Outcome
-from celery_redlock.task.messages.delivery import OWNER, WELL_FORMED, execution_id, hide, word_in
+from celery_redlock.task.messages.delivery import execution_id
+from celery_redlock.task.messages.delivery_info import OWNER, hide, word_in
 from celery_redlock.task.messages.slot import BUFFERED_FOR
 from celery_redlock.task.messages.waiting import Waiting
-from celery_redlock.task.worker import forced_ends, lost_child
-from celery_redlock.task.worker.forced_ends import NoteRevokes, RedlockRequest
+from celery_redlock.task.worker import lost_child, revokes
+from celery_redlock.task.worker.forced_ends import RedlockRequest
 from celery_redlock.task.worker.lost_child import LostChild
+from celery_redlock.task.worker.revokes import NoteRevokes
 from celery_redlock.testing import locks_disabled
 from support.fakes import Drive, Ears, FakeClock, refused
 from support.versions import since
@@ -313,7 +315,7 @@ def test_the_lock_is_that_of_the_child(app):
     request = deliver(app, task, retries=2, replaced_task_nesting=1)
     fail(request, LOST)
     child = Context(request.request_dict, args=request.args, kwargs=request.kwargs)
-    owner = word_in(child.delivery_info, OWNER, WELL_FORMED)
+    owner = word_in(child.delivery_info, OWNER)
     assert len(owner) == 32
     assert ("release", task.lock_name(["seven"]), owner, 0.0) in app.locks.done
     assert ("mark", execution_id("bill", "me", "0" * 32, 2, 1), "done", 3600.0) in app.locks.done
@@ -428,9 +430,9 @@ def test_a_task_that_waits_is_revoked_by_its_stamps_too(app, monkeypatch, stamp)
         app, task, redlock=header, stamps={"tenant": stamp}, stamped_headers=["tenant"]
     )
     request.time_start = None
-    monkeypatch.setitem(forced_ends.revoked_stamps, "tenant", ["eu"])
+    monkeypatch.setitem(revokes.revoked_stamps, "tenant", ["eu"])
     monkeypatch.setattr(RedlockRequest, "leave_queue", lambda self, how: ended.append((self, how)))
-    forced_ends.let_go_of_revoked()
+    revokes.let_go_of_revoked()
     is_meant = "eu" in (stamp or ())
     assert ended == ([(request, Outcome.REVOKED)] if is_meant and stamp != {"eu": 1} else [])
 
@@ -443,7 +445,7 @@ class Consumer:
 def test_a_worker_that_connects_again_goes_on_to_look_for_revokes(app):
     """Up to 5.6 Celery clears the timer when a connection breaks, and then starts these again."""
     declare(app)
-    named = "celery_redlock.task.worker.forced_ends:NoteRevokes"
+    named = "celery_redlock.task.worker.revokes:NoteRevokes"
     assert named in app.steps["consumer"]
     consumer = Consumer(app)
     step = NoteRevokes(consumer)
@@ -464,10 +466,10 @@ def test_an_owner_is_seen_by_the_child_alone(app):
     assert first._delivery.owner not in json.dumps(first.info(), default=str)
     child = Context(first.request_dict, args=(), kwargs={})
     assert first._delivery.owner not in str(child.headers)
-    assert word_in(child.delivery_info, OWNER, WELL_FORMED) == first._delivery.owner
+    assert word_in(child.delivery_info, OWNER) == first._delivery.owner
     hide(child)
     assert first._delivery.owner not in repr(child)
-    assert word_in(child.delivery_info, OWNER, WELL_FORMED) is None
+    assert word_in(child.delivery_info, OWNER) is None
 
 
 @pytest.mark.parametrize("kind", ["pickle", "yaml"])
@@ -485,14 +487,14 @@ def test_the_child_knows_how_its_message_was_written(app, kind):
     [None, {}, *({"redlock_owner": forged} for forged in (7, "", "f" * 31, "F" * 32, "f" * 200))],
 )
 def test_a_request_without_an_owner_has_none(info):
-    assert word_in(info, OWNER, WELL_FORMED) is None
+    assert word_in(info, OWNER) is None
 
 
 def test_the_parent_has_the_options_that_the_slot_of_a_message_makes(app, monkeypatch):
     """As its child has: a run that waits for the one before it stands for its name no longer."""
     lives = []
     known = SimpleNamespace(end=lambda *_, life, **__: lives.append(life))
-    monkeypatch.setattr(Plugin, "reservations", known)
+    monkeypatch.setattr(Plugin, "reservations_for", lambda _, report: known)
     task = declare(app, acks_late=True, reject_on_worker_lost=True)
     slot = ["nightly", "2026-01-01T00:00:00.000+00:00", "buffer_one"]
     reservation = ["seven", "a" * 40, "finished"]

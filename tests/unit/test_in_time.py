@@ -12,18 +12,9 @@ from hypothesis import strategies as st
 
 from celery_redlock.beat import due as due_module
 from celery_redlock.beat.due import due_between, last_due
-from celery_redlock.beat.slot_records import LastSlot
-from celery_redlock.beat.slots import (
-    LONGEST_KEEP,
-    SHORTEST_CATCH_UP,
-    SHORTEST_KEEP,
-    TAKEOVER,
-    TAKEOVERS,
-    Missed,
-    in_time,
-    keep_for,
-    settled,
-)
+from celery_redlock.beat.missed import SHORTEST_CATCH_UP, TAKEOVER, TAKEOVERS, Missed, in_time
+from celery_redlock.beat.slot_votes import LastSlot
+from celery_redlock.beat.slots import LONGEST_KEEP, SHORTEST_KEEP, keep_for, settled
 
 NOW = datetime(2026, 3, 1, 12, 0, 30, tzinfo=timezone.utc)
 DAY = 86_400.0

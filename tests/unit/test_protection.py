@@ -21,7 +21,7 @@ from celery_redlock import ConfigurationError, Fail, RedlockTask
 from celery_redlock.plugin import plugin_for
 from celery_redlock.protect import CheckSetting
 from celery_redlock.task.base import takes_lock
-from celery_redlock.task.execution import calls
+from celery_redlock.task.execution import execution
 from celery_redlock.task.naming.task_lock import lock_of
 from celery_redlock.task.protection import protect_tasks
 from celery_redlock.task.publish.result import UniqueResult
@@ -73,14 +73,13 @@ def declare(app, name="vendor.sync", run=sync, **options):
 
 @pytest.fixture
 def executions(monkeypatch):
-    names = []
+    names, run_body = [], execution.run_body
 
-    class Noted(calls.Execution):
-        def run_body(self, *call):
-            names.append(self.claim.name)
-            return super().run_body(*call)
+    def noted(claim, *call):
+        names.append(claim.name)
+        return run_body(claim, *call)
 
-    monkeypatch.setattr(calls, "Execution", Noted)
+    monkeypatch.setattr(execution, "run_body", noted)
     return names
 
 

@@ -15,9 +15,9 @@ from celery_redlock.lock.records import (
     own_name,
     place_name,
     shorten,
+    waiters_key,
 )
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.waiting.waiting import waiters_key
 
 
 def test_long_names_are_not_kept():
@@ -62,8 +62,8 @@ def test_who_waits_for_a_lock_waits_for_every_place_of_it(name, place):
     line = line_key("redlock", name)
     assert line_key("redlock", place_name(name, place), place) == line
     assert line_key("redlock", shorten(name)) == line
-    assert waiters_key(Rules(), shorten(name)) == waiters_key(Rules(), name) != line
-    assert max(map(len, (line, waiters_key(Rules(), name)))) < 200
+    assert waiters_key(Rules().prefix, shorten(name)) == waiters_key(Rules().prefix, name) != line
+    assert max(map(len, (line, waiters_key(Rules().prefix, name)))) < 200
 
 
 def test_no_task_can_name_what_is_left_of_a_long_name():

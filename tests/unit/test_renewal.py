@@ -13,7 +13,7 @@ from celery_redlock.lock.algorithm.participant import Participant
 from celery_redlock.lock.algorithm.renewal import Renewal
 from celery_redlock.lock.lease import Lease, quorum
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts.requests import lease_payload
+from celery_redlock.lock.scripts.requests import lease_arguments
 from celery_redlock.lock.scripts.scripts import RENEW
 from celery_redlock.lock.scripts.votes import VoteKind, count
 from support.fakes import (
@@ -161,8 +161,8 @@ def test_a_renewal_asks_to_extend_and_repair_under_the_old_token(renewal, lease)
 def test_a_renewal_tells_the_smallest_margin_there_was():
     """Not the latest: one narrow escape is what an operator wants to see."""
     lease = Lease("n", "t" * 40, None, 30.0, 130.0, 0.0, {"task": "bill"})
-    assert not json.loads(lease_payload(lease)).keys() & {"renewals", "margin"}
+    assert not json.loads(lease_arguments(Rules(), lease)[1]).keys() & {"renewals", "margin"}
     for margin, times, smallest in ((5.0, 1, 5.0), (19.0, 2, 5.0), (0.25, 3, 0.25)):
         lease = lease.renewed(130.0, margin)
-        told = json.loads(lease_payload(lease))
+        told = json.loads(lease_arguments(Rules(), lease)[1])
         assert (told["task"], told["renewals"], told["margin"]) == ("bill", times, smallest)

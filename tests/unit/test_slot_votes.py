@@ -12,21 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_redlock.beat.slot_records import (
-    BATCH,
-    Claim,
+from celery_redlock.beat.slot_records import BATCH, Claim, Slots, slot_key, stamp
+from celery_redlock.beat.slot_scripts import CLAIM, SETTLE, WITHDRAW, SlotVote
+from celery_redlock.beat.slot_votes import (
     LastSlot,
-    Slots,
     SlotState,
     claim_is_decided,
     holder_in,
     last_of,
     lock_is_decided,
-    slot_key,
-    stamp,
     state_of,
 )
-from celery_redlock.beat.slot_scripts import CLAIM, SETTLE, WITHDRAW, SlotVote
 from celery_redlock.errors import QuorumUnavailable
 from celery_redlock.lock.algorithm.participant import Participant
 from celery_redlock.lock.lease import quorum

@@ -27,7 +27,8 @@ from celery_redlock import (
     current_lock,
 )
 from celery_redlock.beat import RedlockScheduler
-from celery_redlock.beat.slot_records import Claim, LastSlot, Slots, SlotState
+from celery_redlock.beat.slot_records import Claim, Slots
+from celery_redlock.beat.slot_votes import LastSlot, SlotState
 from celery_redlock.events import NodeUp, TaskRescheduled
 from celery_redlock.lock import clock
 from celery_redlock.plugin import plugin_for

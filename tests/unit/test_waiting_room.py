@@ -26,7 +26,7 @@ from celery_redlock.lock.scripts.votes import Vote, VoteKind
 from celery_redlock.lock.waiting.waiting import LEAVE, NO_CHANNEL, WAIT
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task.messages.delivery import Delivery
-from celery_redlock.task.worker import waiting_room
+from celery_redlock.task.worker import registration, waiting_room, waiting_task
 from celery_redlock.task.worker.forced_ends import RedlockRequest
 from celery_redlock.task.worker.timer import find, take_out
 from celery_redlock.task.worker.waiting_room import room_of
@@ -70,7 +70,7 @@ def app(monkeypatch):
 
     driver = SimpleNamespace(tell=app.told.append, ask_all=ask_all)
     plugin._locks = SimpleNamespace(listener=app.ears, rules=Rules(), driver=driver)
-    monkeypatch.setattr(waiting_room, "threading", SimpleNamespace(Thread=AtOnce))
+    monkeypatch.setattr(registration, "threading", SimpleNamespace(Thread=AtOnce))
 
     @app.task(name="bill", base=RedlockTask, shared=False, lock_key="{lock}", on_conflict="queue")
     def bill(lock):
@@ -164,7 +164,7 @@ def was_woken(request):
 
 def later(app, seconds):
     for task in app.room._waiting:
-        task.noted_at -= seconds
+        task.registered_at -= seconds
 
 
 def test_how_many_wait_is_told_where_that_has_changed(app, monkeypatch):
@@ -511,7 +511,7 @@ def test_one_that_was_woken_and_waits_for_a_process_is_to_have_the_lock(app, how
     if how == "begun":
         first.time_start = 1.0
     if how == "held up":
-        monkeypatch.setattr(waiting_room, "TAKES_TO_BEGIN", 0.0)
+        monkeypatch.setattr(waiting_task, "TAKES_TO_BEGIN", 0.0)
     del first, app.ran[:]
     gc.collect()
     app.room.look()
@@ -555,7 +555,7 @@ def test_what_the_nodes_are_asked_holds_up_no_message(app, monkeypatch):
     def not_yet(target, **_):
         return SimpleNamespace(start=lambda: started.append(target))
 
-    monkeypatch.setattr(waiting_room, "threading", SimpleNamespace(Thread=not_yet))
+    monkeypatch.setattr(registration, "threading", SimpleNamespace(Thread=not_yet))
     for lock in "abc":
         receive(app, lock, task_id=lock)
     assert told(app) == []
@@ -573,7 +573,7 @@ def test_where_no_thread_can_be_started_the_next_look_tells_the_nodes(app, monke
 
     no_thread = SimpleNamespace(Thread=lambda **_: SimpleNamespace(start=refuse))
     with monkeypatch.context() as patch:
-        patch.setattr(waiting_room, "threading", no_thread)
+        patch.setattr(registration, "threading", no_thread)
         request = receive(app)
     assert told(app) == []
     app.room.look()
@@ -690,7 +690,7 @@ def test_a_thread_that_waits_in_the_process_is_older_than_a_task(app):
 
 def test_many_locks_are_noted_a_part_at_a_time(app, monkeypatch):
     """Longest ago first: those of thousands of locks would cost a worker much."""
-    monkeypatch.setattr(waiting_room, "MOST_NOTED", 2)
+    monkeypatch.setattr(registration, "MOST_AT_ONCE", 2)
     for number in range(5):
         receive(app, f"{number}", task_id=f"{number}")
     app.told.clear()
@@ -705,8 +705,9 @@ def test_many_locks_are_noted_a_part_at_a_time(app, monkeypatch):
 
 def test_all_are_noted_before_the_nodes_forget_them(app, monkeypatch):
     """However many they are: the number at once grows with them."""
-    monkeypatch.setattr(waiting_room, "MOST_NOTED", 1)
-    monkeypatch.setattr(waiting_room, "NOTED_EVERY", 4.0)
+    monkeypatch.setattr(registration, "MOST_AT_ONCE", 1)
+    for module in (registration, waiting_room):
+        monkeypatch.setattr(module, "NOTED_EVERY", 4.0)
     for number in range(9):
         receive(app, "a", task_id=f"{number}")
     later(app, 5.0)

@@ -16,7 +16,8 @@ from celery_redlock import RedlockTask
 from celery_redlock.beat import slots as slots_module
 from celery_redlock.beat import wrapped_scheduler as wrapped_module
 from celery_redlock.beat.entries import overlap_of, places_of_run
-from celery_redlock.beat.slot_records import Claimed, LastSlot, Slots, SlotState
+from celery_redlock.beat.slot_records import Slots
+from celery_redlock.beat.slot_votes import Claimed, LastSlot, SlotState
 from celery_redlock.beat.slots import SOON, SlotPublisher, TermOver, knows_copies
 from celery_redlock.beat.term import Term
 from celery_redlock.beat.wrapped_scheduler import BREATH, LOOK, WrappedScheduler

@@ -75,7 +75,6 @@ def acquire(participant: Participant, request: LockRequest) -> Steps:
 
 
 def acquire_or_clear(participant: Participant, request: LockRequest, waiter: Waiter) -> Steps:
-    """Do so unless it is interrupted at its end."""
     try:
         lease = yield from attempts(participant, request, waiter)
         yield from waiter.leave()
@@ -89,14 +88,10 @@ def acquire_or_clear(participant: Participant, request: LockRequest, waiter: Wai
 
 def attempts(participant: Participant, request: LockRequest, waiter: Waiter) -> Steps:
     """
-    Acquire the lock, trying until it is granted or *request.wait* has passed.
-
-    Returns:
-        The lease, with at least a third of its TTL left.
+    Try until the lock is granted or *request.wait* has passed.
 
     Raises:
-        LockTaken: Somebody else holds it.
-        QuorumUnavailable: No quorum could decide.
+        LockTaken, QuorumUnavailable: No attempt was granted it in time.
         MarkerStands: A majority of nodes has the marker of *request*, or it is in doubt.
     """
     give_up = participant.now() + request.wait
@@ -115,52 +110,34 @@ def attempts(participant: Participant, request: LockRequest, waiter: Waiter) -> 
         if can_wait and now < give_up:
             yield from waiter.join()
         most = COMES_EVERY if can_wait else LONGEST_PAUSE
-        pause = pause_after(participant, verdict, ballot, tries, splits, give_up - now, took, most)
+        left = give_up - now
+        is_draw = verdict is Verdict.SPLIT and splits < SPLIT_TRIES
+        pause = None
+        if is_draw:
+            pause = pause_after_draw(participant, splits, took)
+        elif left > 0:
+            pause = pause_before(participant, tries, left, most, earliest_free(ballot))
         if pause is None or (request.ends is not None and now + pause >= request.ends):
             if request.marker is not None and is_in_doubt(ballot):
                 raise MarkerStands("")
             raise refusal(request.name, ballot, participant.labels)
-        is_draw = verdict is Verdict.SPLIT and splits < SPLIT_TRIES
         splits += is_draw
         tries += not is_draw
         if can_wait:
-            yield from waiter.pause(give_up - now, pause)
+            yield from waiter.pause(left, pause)
         else:
             yield Sleep(pause)
 
 
-def pause_after(  # noqa: PLR0917  all that there is to know of an attempt
-    participant: Participant,
-    verdict: Verdict,
-    ballot: Ballot,
-    tries: int,
-    splits: int,
-    left: float,
-    took: float,
-    most: float,
-) -> float | None:
-    """Return how long to wait before the next attempt [s]; None to give up."""
-    if verdict is Verdict.SPLIT and splits < SPLIT_TRIES:
-        longest = max(SHORTEST_SPLIT_PAUSE, took) * 2 ** min(splits, 5)
-        return participant.chance(0.0, min(LONGEST_PAUSE, longest))
-    return (
-        None if left <= 0 else pause_before(participant, tries, left, most, earliest_free(ballot))
-    )
+def pause_after_draw(participant: Participant, splits: int, took: float) -> float:
+    longest = max(SHORTEST_SPLIT_PAUSE, took) * 2 ** min(splits, 5)
+    return participant.chance(0.0, min(LONGEST_PAUSE, longest))
 
 
 def pause_before(
     participant: Participant, tries: int, left: float, most: float, free_in: float | None
 ) -> float:
-    """
-    Return how long to wait before the next attempt on a lock that is taken [s].
-
-    Args:
-        participant: Has the jitter.
-        tries: How many attempts were in vain.
-        left: How long it may take at all [s].
-        most: Longest pause [s].
-        free_in: When the lock may be free without a release [s from now]; None if unknown.
-    """
+    """Return a pause [s]; the lock may be free *free_in* from now without a release."""
     longest = min(most, SHORTEST_PAUSE * 2 ** min(tries, 7))
     if free_in is not None:
         longest = min(longest, free_in + SHORTEST_PAUSE)
@@ -168,7 +145,6 @@ def pause_before(
 
 
 def refusal(name: str, ballot: Ballot, labels: tuple[str, ...]) -> LockNotAcquired:
-    """Return the error that says why *ballot* did not grant the lock."""
     verdict = judge(ballot)
     if verdict is Verdict.SPLIT:
         verdict = verdict_when_split(ballot)

@@ -73,16 +73,13 @@ class Attempt:
         return verdict, ballot
 
     def acquire(self) -> Request:
-        """Return what is put to every node first."""
         self.asked = self.lease(self.participant.propose() if self.request.fence else 0)
         return acquire_request(self.participant.rules, self.asked, self.request.marker)
 
     def release(self) -> Request:
-        """Return what undoes this attempt on a node."""
         return release_request(self.participant.rules, self.name, self.token, wakes=False)
 
     def lease(self, fence: int | None) -> Lease:
-        """Return the lease of this attempt with *fence*."""
         until = valid_until(self.started, self.request.ttl, self.participant.rules.drift_factor)
         request = self.request
         info = dict(request.info)  # our copy: the caller may change its own
@@ -94,9 +91,8 @@ class Attempt:
         """
         Return the lease once a majority stores one and the same fence, None if it came too late.
 
-        One round suffices when the majority that granted agrees, as it does whenever
-        our proposal was above all their numbers. Otherwise the largest is written back,
-        on condition that the node still holds our token.
+        One round suffices when our proposal was above all their numbers. Otherwise the largest is
+        written back, on condition that the node still holds our token.
         """
         if not self.request.fence:
             return self._if_of_use(self.lease(None))
@@ -116,7 +112,6 @@ class Attempt:
         return self._if_of_use(self.asked) if is_agreed else None
 
     def granted(self, fence: int) -> Lease:
-        """Return the lease with *fence*; most often it is the one that was asked for."""
         return self.asked if self.asked.fence == fence else self.lease(fence)
 
     def _if_of_use(self, lease: Lease) -> Lease | None:
@@ -162,7 +157,6 @@ def can_store(vote: Vote, fence: int, skew: float) -> bool:
 
 
 def largest_granted(ballot: Ballot) -> int:
-    """Return the largest fence of the nodes that hold our token, 0 if there are none."""
     largest = 0
     for vote in ballot:
         if vote is not None and vote.kind is VoteKind.GRANTED and vote.fence > largest:
@@ -171,7 +165,6 @@ def largest_granted(ballot: Ballot) -> int:
 
 
 def agreeing(ballot: Ballot, fence: int) -> int:
-    """Return how many nodes hold our token and store exactly *fence*."""
     found = 0
     for vote in ballot:
         found += vote is not None and vote.kind is VoteKind.GRANTED and vote.fence == fence

@@ -16,7 +16,6 @@ __all__ = ["Ask", "Send", "Sleep"]
 
 
 def when_all_are_in(_ballot: Ballot) -> bool:
-    """Wait for every answer: no vote decides before the last one."""
     return False
 
 
@@ -38,13 +37,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Sleep:
-    """
-    Do nothing for *seconds*, or until *waiting* is woken; answered by whether it was.
-
-    Attributes:
-        seconds: How long at most [s].
-        waiting: Who waits for a lock; None for nobody.
-    """
+    """Do nothing for *seconds*, or until *waiting* is woken; answered by whether it was."""
 
     seconds: float
     waiting: ThreadWaiting | None = None

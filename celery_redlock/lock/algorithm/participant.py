@@ -22,20 +22,12 @@ __all__ = ["Participant", "fresh_token", "new_owner"]
 
 @dataclass
 class Participant:
-    """
-    One process that takes locks; clocks and chance can be replaced.
-
-    Attributes:
-        rules: What all participants agree on.
-        labels: One per configured node, in their order.
-        seen: Largest fencing number that any node ever reported.
-        listener: Hears which locks may be free; None where nobody is woken.
-    """
+    """One process that takes locks; clocks and chance can be replaced."""
 
     rules: Rules
     labels: tuple[str, ...]
-    seen: int = 0
-    listener: Listener | None = None
+    seen: int = 0  # the largest fence that any node ever reported
+    listener: Listener | None = None  # None where nobody is woken
     now: Callable[[], float] = clock.now
     wall: Callable[[], float] = time.time
     chance: Callable[[float, float], float] = clock.jitter
@@ -56,22 +48,17 @@ class Participant:
         too_far = fence_proposal(wall_ms + int(self.rules.longest_skew * 500), 0)
         return fence_proposal(wall_ms, self.seen) if self.seen < too_far else ours
 
-    def learn(self, ballot: Ballot) -> int:
-        """Remember the largest fence in *ballot* and return it."""
-        largest = 0
+    def learn(self, ballot: Ballot) -> None:
         for vote in ballot:
-            if vote is not None and vote.fence > largest:
-                largest = vote.fence
-        self.seen = max(self.seen, largest)
-        return largest
+            if vote is not None and vote.fence > self.seen:
+                self.seen = vote.fence
 
 
 def new_owner() -> str:
-    """Return what a token is to begin with, for `LockRequest.owner`: 128 random bits."""
+    """Return what all tokens of a `LockRequest.owner` begin with: 128 random bits."""
     return os.urandom(OWNER_LENGTH // 2).hex()
 
 
 def fresh_token(participant: Participant, owner: str | None) -> str:
-    """Return the token of an attempt: 160 random bits, of which the first may be *owner*."""
     token = participant.new_token()
     return token if owner is None else owner + token[OWNER_LENGTH:]

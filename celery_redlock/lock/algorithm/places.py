@@ -1,4 +1,4 @@
-"""A lock of several places: which of them to try, and who has them."""
+"""Locks of several places: choose one to try, and see who has the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.algorithm.waiter import Waiter
 from celery_redlock.lock.lease import Lease, quorum
 from celery_redlock.lock.scripts.requests import places_request
-from celery_redlock.lock.scripts.votes import Ballot, Verdict, VoteKind, count, holder_of
+from celery_redlock.lock.scripts.votes import (
+    Ballot,
+    Verdict,
+    VoteKind,
+    has_majority,
+    holder_of,
+    votes_of,
+)
 
 __all__ = ["any_of", "try_places"]
 
@@ -54,7 +61,6 @@ def try_places(
 
 
 def any_of(places: Sequence[int], participant: Participant) -> int:
-    """Return one of *places*, any with the same chance."""
     return places[min(int(participant.chance(0.0, len(places))), len(places) - 1)]
 
 
@@ -66,11 +72,11 @@ def seen_places(
 
     Of the former first the one that most nodes name: others may have missed a release.
     """
-    majority = quorum(len(participant.labels))
     asked = places_request(participant.rules, request.name, request.limit, execution)
-    ballot = yield Ask(asked, lambda votes: count(votes, VoteKind.GRANTED) >= majority)
-    told = [vote.value for vote in ballot if vote is not None and vote.kind is VoteKind.GRANTED]
-    said = [[one[place : place + 1] for one in told] for place in range(request.limit)]
+    ballot = yield Ask(asked, lambda votes: has_majority(votes, VoteKind.GRANTED))
+    answers = [vote.value for vote in votes_of(ballot, VoteKind.GRANTED)]
+    said = [[one[place : place + 1] for one in answers] for place in range(request.limit)]
     own = [place for place, words in enumerate(said) if b"2" in words]
     own.sort(key=lambda place: said[place].count(b"2"), reverse=True)
+    majority = quorum(len(ballot))
     return own, [place for place, words in enumerate(said) if words.count(b"0") >= majority]

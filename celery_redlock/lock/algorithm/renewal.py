@@ -1,4 +1,4 @@
-"""How a lease is extended, and when it must not be: decisions only, no I/O."""
+"""Renewal of a lease: decisions only, no I/O."""
 
 from __future__ import annotations
 
@@ -36,11 +36,9 @@ class Renewal:
         self.lease = lease.renewed(until, self._ends - self.started)
 
     def request(self) -> Request:
-        """Return what is put to every node."""
         return renew_request(self.participant.rules, self.lease, repair=True)
 
     def decided(self, ballot: Ballot) -> bool:
-        """Return whether further answers could not change the outcome."""
         return self._verdict(ballot) is not None
 
     def outcome(self, ballot: Ballot) -> Lease | str | None:

@@ -15,9 +15,8 @@ class MarkerStands(RedlockError):
     """
     No lock was taken: a marker says that none is needed any more, or may say so.
 
-    Attributes:
-        state: What a majority of nodes says in the marker. Empty where no majority says the same,
-            or where so few nodes answered that either is possible: ask again later.
+    *state* is what a majority of nodes says in it. Empty where no majority says the same, or
+    where so few nodes answered that either is possible: ask again later.
     """
 
     def __init__(self, state: str) -> None:
@@ -27,40 +26,27 @@ class MarkerStands(RedlockError):
 
 @dataclass(frozen=True)
 class LockRequest:
-    """
-    The request for a lock.
-
-    Attributes:
-        name: Lock name.
-        ttl: Lease to write to every node [s].
-        wait: How long to keep trying [s].
-        fence: Whether to ask for a fencing number.
-        info: Description of the holder; plain JSON values.
-        marker: Name of a marker that, where it stands, makes the lock needless.
-        owner: 32 hexadecimal digits that all tokens of this begin with, so that whoever knows
-            them can release for a holder that is dead; None for tokens that nobody else knows.
-        limit: How many places the lock has: it is granted on any of them.
-        queued_since: Since when it has waited as a message [s, Unix time]; None if it has not.
-        was_woken: Whether a hint has ended that.
-        known_as: What the nodes know it by since then, 32 hexadecimal digits; None likewise.
-        ends: Give up by then whatever the nodes do, a split vote included [s, our clock]; None
-            for no such limit.
-
-    Raises:
-        LockKeyError: The name is no string, or empty.
-    """
+    """The request for a lock; times are in seconds."""
 
     name: str
     ttl: float
     wait: float = 0.0
     fence: bool = True
+    #: Description of the holder; plain JSON values.
     info: dict[str, Any] = field(default_factory=dict)
+    #: Name of a marker that, where it stands, makes the lock needless.
     marker: str | None = None
+    #: 32 hexadecimal digits that all tokens of this begin with, so that whoever knows them can
+    #: release for a holder that is dead; None for tokens that nobody else knows.
     owner: str | None = field(default=None, repr=False)
+    #: How many places the lock has: it is granted on any of them.
     limit: int = 1
+    #: Since when it has waited as a message [Unix time], whether a hint has ended that, and as what
+    #: the nodes know it since then, 32 hexadecimal digits.
     queued_since: float | None = None
     was_woken: bool = False
     known_as: str | None = field(default=None, repr=False)
+    #: Give up by then whatever the nodes do, a split vote included [our clock].
     ends: float | None = None
 
     def __post_init__(self) -> None:

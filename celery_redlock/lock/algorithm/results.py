@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import read_holder, since_of
-from celery_redlock.lock.scripts.votes import Ballot, VoteKind, count
+from celery_redlock.lock.scripts.votes import Ballot, VoteKind, has_majority, prevents_majority
 
 __all__ = ["NodeView", "ReleaseOutcome", "release_is_decided", "release_outcome", "views"]
 
@@ -25,21 +24,15 @@ class ReleaseOutcome(str, enum.Enum):
     UNKNOWN = "UNKNOWN"
 
 
-def is_released(ballot: Ballot) -> bool:
-    return count(ballot, VoteKind.GRANTED) >= quorum(len(ballot))
-
-
 def release_is_decided(ballot: Ballot) -> bool:
-    """Return whether no answer that is missing can change the outcome of a release."""
-    is_gone = count(ballot, VoteKind.REFUSED) > len(ballot) - quorum(len(ballot))
-    return is_gone or is_released(ballot)
+    return release_outcome(ballot) is not ReleaseOutcome.UNKNOWN
 
 
 def release_outcome(ballot: Ballot) -> ReleaseOutcome:
-    """Return what the answers to a release come to."""
-    if is_released(ballot):
+    if has_majority(ballot, VoteKind.GRANTED):
         return ReleaseOutcome.RELEASED
-    return ReleaseOutcome.EXPIRED if release_is_decided(ballot) else ReleaseOutcome.UNKNOWN
+    is_gone = prevents_majority(ballot, VoteKind.REFUSED)
+    return ReleaseOutcome.EXPIRED if is_gone else ReleaseOutcome.UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -68,7 +61,6 @@ class NodeView:
 
 
 def views(ballot: Ballot, labels: Sequence[str]) -> list[NodeView]:
-    """Return what each node knows, in their order."""
     return [
         NodeView(
             node=label,

@@ -32,12 +32,7 @@ Steps = Generator["Ask | Send | Sleep", Any, Leases]
 
 
 def acquire_all(participant: Participant, requests: Sequence[LockRequest]) -> Steps:
-    """
-    Acquire the locks of all *requests*, trying until the longest ``wait`` of them has passed.
-
-    Raises:
-        LockTaken, QuorumUnavailable, requests.MarkerStands: As `rounds.acquire`; no lock is held.
-    """
+    """Acquire the locks of all *requests* in the longest ``wait`` of them, or hold none."""
     ends, tries = participant.now() + max(one.wait for one in requests), 0
     since = requests[0].queued_since or participant.wall()
     in_order = {one.name: one for one in sorted(requests, key=lambda one: one.name)}
@@ -72,7 +67,6 @@ def acquire_all(participant: Participant, requests: Sequence[LockRequest]) -> St
 
 
 def let_go(participant: Participant, leases: Leases) -> Generator[Send, None, None]:
-    """Release what is not to be held without the rest."""
     for lease in leases.values():
         yield Send(release_request(participant.rules, lease.name, lease.token, place=lease.place))
 
@@ -80,13 +74,7 @@ def let_go(participant: Participant, leases: Leases) -> Generator[Send, None, No
 def acquire_now(
     participant: Participant, requests: Mapping[str, LockRequest]
 ) -> Generator[Ask | Send | Sleep, Any, Leases | LockNotAcquired]:
-    """
-    Acquire all of *requests* without waiting; return the leases, or why none of them is held.
-
-    Args:
-        participant: As of `acquire_all`.
-        requests: By lock name, in their order.
-    """
+    """Acquire all of *requests* without waiting; return the leases, or why none is held."""
     leases: Leases = {}
     try:
         for name, one in requests.items():

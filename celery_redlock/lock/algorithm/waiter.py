@@ -1,4 +1,4 @@
-"""One who waits for a lock: noted on the nodes, and woken by their hints."""
+"""Wait for a lock: registered on the nodes, and woken by their hints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Waiter"]
 
 #: How often the oldest of a lock in a process tries without a hint [s]: it may be lost.
 COMES_EVERY = 1.0
-#: How often the others are noted again [s].
+#: How often the others register again [s].
 NOTED_EVERY = HEARD_FOR / 5
 
 
@@ -28,14 +28,13 @@ class Waiter:
     One who wants a lock, and may wait for it.
 
     Attributes:
-        name: Of the lock.
         attempt: The one under way, or that was granted the lock; None for none.
         started: When the latest attempt that failed began [s, our clock].
     """
 
     def __init__(self, participant: Participant, request: LockRequest) -> None:
         self._participant = participant
-        self._wanted = request
+        self._request = request
         self._who = request.known_as or request.owner or ""
         self._waiting: ThreadWaiting | None = None
         self.name = request.name
@@ -43,8 +42,9 @@ class Waiter:
         self.started = 0.0
 
     def join(self) -> Generator[Send, None, None]:
-        """Have the nodes know that this waits; again with each attempt that was refused."""
-        participant, request, listener = self._participant, self._wanted, self._participant.listener
+        """Register with the nodes; again with each attempt that was refused."""
+        participant, request = self._participant, self._request
+        listener = participant.listener
         if listener is None:
             return
         if self._waiting is None:
@@ -55,19 +55,17 @@ class Waiter:
         yield Send(wait_request(participant.rules, self._in_line(listener.channel())))
 
     def _in_line(self, channel: str) -> InLine:
-        request, waiting = self._wanted, self._waiting
+        request, waiting = self._request, self._waiting
         assert waiting is not None
         since = waiting.since if request.queued_since is None else request.queued_since
         return InLine(request.name, self._who, since, request.info, channel, request.limit)
 
     def pause(self, seconds: float, comes_in: float) -> Generator[Sleep, bool, None]:
         """
-        Pause before the next attempt.
+        Pause before the next attempt, for so many *seconds* at most.
 
-        Args:
-            seconds: For so long at most.
-            comes_in: When it tries without a hint, if it is the oldest of its process; else it may
-                become that, or is noted again in a while [s].
+        The oldest of its process tries without a hint in *comes_in* seconds. The others may become
+        that, or are registered again in a while.
         """
         waiting, listener = self._waiting, self._participant.listener
         if waiting is None or listener is None:
@@ -75,10 +73,10 @@ class Waiter:
             return
         now = self._participant.now
         began = now()
-        ends, noted = began + seconds, began + NOTED_EVERY
+        ends, again = began + seconds, began + NOTED_EVERY
         while True:
             is_oldest = listener.room.is_oldest(waiting)
-            due = min(ends, began + comes_in if is_oldest else noted)
+            due = min(ends, began + comes_in if is_oldest else again)
             is_woken = yield Sleep(max(0.0, min(due - now(), COMES_EVERY)), waiting)
             if is_woken or now() >= due:
                 return
@@ -90,16 +88,13 @@ class Waiter:
             listener.room.free(waiting.line, free)  # this one may be among them
 
     def leave(self) -> Generator[Send, None, None]:
-        """Have the nodes forget that this waits; of a message they remember since when it does."""
-        waiting, listener, rules = (
-            self._waiting,
-            self._participant.listener,
-            self._participant.rules,
-        )
+        """Deregister from the nodes; of a message they remember since when it waits."""
+        waiting, listener = self._waiting, self._participant.listener
+        rules = self._participant.rules
         if waiting is None or listener is None:
             return
         listener.leave(waiting)
-        if self._wanted.known_as is None:
+        if self._request.known_as is None:
             yield Send(leave_request(rules, self.name, self._who))
         else:
             yield Send(wait_request(rules, self._in_line("")))

@@ -1,4 +1,4 @@
-"""Where a node is: URLs and Sentinel services, turned into redis-py connections."""
+"""Addresses of nodes: URLs and Sentinel services, turned into redis-py connections."""
 
 from __future__ import annotations
 
@@ -39,14 +39,9 @@ FIXED: dict[str, Any] = {
 
 
 class Address(Protocol):
-    """
-    Where one node is: by URL (`UrlAddress`), or by name (`SentinelAddress`).
+    """Where one node is: by URL, or by name."""
 
-    Attributes:
-        label: Its name in errors and logs: host, port and database, no password.
-    """
-
-    label: str
+    label: str  # its name in errors and logs: host, port and database, no password
 
     def connection(self) -> AbstractConnection:
         """Return a connection that is not connected yet, and that never retries by itself."""
@@ -153,12 +148,6 @@ class SentinelClient(redis.Redis):
         return self._label
 
     def sentinel_masters(self, *args: Any, **kwargs: Any) -> Any:
-        """
-        Return the masters that it knows.
-
-        Raises:
-            NoAnswer: It does not answer, or not us.
-        """
         try:
             masters: Any = super().sentinel_masters(*args, **kwargs)
             for state in masters.values():
@@ -171,24 +160,16 @@ class SentinelClient(redis.Redis):
         return masters
 
     def close(self) -> None:
-        """Hang up; the next search for the master asks it again."""
         self.connection_pool.disconnect()
 
 
 def check_master(state: Mapping[str, Any]) -> None:
-    """Raise TypeError or LookupError unless redis-py can go by what a Sentinel says of a master."""
     kinds = {"ip": str, "port": int, "num-other-sentinels": int}
     if not all(isinstance(state[field], kind) for field, kind in kinds.items()):
         raise TypeError
 
 
 def addresses_of(nodes: object) -> tuple[Address, ...]:
-    """
-    Return the addresses in *nodes*, the setting ``redlock_nodes``.
-
-    Raises:
-        ConfigurationError: Not a list of URLs or Sentinel services, an even number, or one twice.
-    """
     if isinstance(nodes, (str, Mapping)) or not isinstance(nodes, Sequence) or not nodes:
         got = "an empty one" if isinstance(nodes, (list, tuple)) else type(nodes).__name__
         msg = f"redlock_nodes must be a list of URLs of Redis servers, got {got}"
@@ -216,12 +197,10 @@ def addresses_of(nodes: object) -> tuple[Address, ...]:
 
 
 def pool_of(url: str) -> redis.ConnectionPool:
-    """Return what makes connections to *url*, in the form that we read; ValueError, TypeError."""
     return redis.ConnectionPool(**{**OPTIONS, **parse_url(url), **FIXED})
 
 
 def places_of(host: str | None, port: int | None) -> list[str]:
-    """Return the network addresses that a host has; OSError if its name is not known."""
     found = socket.getaddrinfo(host or "localhost", port or 6379, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(where[0]) for *_, where in found))
 
@@ -235,7 +214,6 @@ def check_database(url: str) -> None:
 
 
 def address_of(node: object) -> Address:
-    """Return where one node is."""
     if isinstance(node, str):
         return UrlAddress(node)
     if isinstance(node, Mapping):
@@ -245,7 +223,6 @@ def address_of(node: object) -> Address:
 
 
 def label_of(kwargs: Mapping[str, Any]) -> str:
-    """Return the label of a node with these connection options; ``localhost`` is 127.0.0.1."""
     database = kwargs.get("db") or 0
     if "path" in kwargs:
         return f"unix:{kwargs['path']}/{database}"
@@ -255,7 +232,6 @@ def label_of(kwargs: Mapping[str, Any]) -> str:
 
 
 def host_and_port(sentinel: object) -> tuple[str, int]:
-    """Return host and port of a Sentinel given as ``(host, port)``, ``host:port`` or a URL."""
     try:
         if isinstance(sentinel, (tuple, list)):
             host, port = sentinel
@@ -269,7 +245,6 @@ def host_and_port(sentinel: object) -> tuple[str, int]:
 
 
 def not_a_sentinel(sentinel: object) -> ConfigurationError:
-    """Return the error for what is no Sentinel."""
     shown = hide_password(str(sentinel))
     return ConfigurationError(f"redlock_nodes: {shown!r} is not a Sentinel, like 'host:26379'")
 

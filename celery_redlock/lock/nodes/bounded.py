@@ -36,14 +36,9 @@ LARGEST = 2**24
 
 class BoundedSocket:
     """
-    A socket, or TLS socket, that ends what takes too long or brings too much.
+    A socket, or TLS socket, that ends an exchange longer than *longest* [s] by TimeoutError.
 
-    Args:
-        raw: The socket.
-        longest: Of each exchange [s].
-
-    Attributes:
-        taken: How many bytes have come.
+    One that brings too much ends by OSError; *taken* counts the bytes that have come.
     """
 
     def __init__(self, raw: socket.socket, longest: float) -> None:
@@ -56,39 +51,32 @@ class BoundedSocket:
         self.shutdown, self.close, self.fileno = raw.shutdown, raw.close, raw.fileno
 
     def begin(self) -> None:
-        """Begin an exchange."""
         self._ends, self._left = time.monotonic() + self._longest, LARGEST
 
     def end(self) -> None:
-        """End it: what comes from now on is bounded by others."""
         self._ends = self._left = float("inf")
         self.raw.settimeout(self._timeout)
 
     def allow(self, size: int) -> None:
-        """Take no more than so many bytes from now on."""
         self._left = size
 
     def settimeout(self, seconds: float | None) -> None:
-        """Wait so long at most for each read or write, and not beyond the end of an exchange."""
         self._timeout = seconds
         self.raw.settimeout(seconds)
 
     def recv(self, size: int, *flags: int) -> bytes:
-        """Do what a socket does; TimeoutError after the end, OSError for too many bytes."""
         self._wait_no_longer()
         data = self.raw.recv(size, *flags)
         self._take(len(data))
         return data
 
     def recv_into(self, buffer: Any, *args: int) -> int:
-        """Do what a socket does, likewise."""
         self._wait_no_longer()
         count = self.raw.recv_into(buffer, *args)
         self._take(count)
         return count
 
     def sendall(self, data: Any, *flags: int) -> None:
-        """Do what a socket does, likewise."""
         self._wait_no_longer()
         self.raw.sendall(data, *flags)
 
@@ -113,16 +101,11 @@ class BoundedSocket:
 
 
 class _Bounded:
-    """
-    Of a connection of redis-py's: its socket is bounded, from its first greeting on.
-
-    Attributes:
-        via: The network address to connect to, of several that its host has; "" for the first.
-    """
+    """Of a connection of redis-py's: its socket is bounded, from its first greeting on."""
 
     host: str
     socket_timeout: float | None
-    via = ""
+    via = ""  # the network address to connect to, of several that its host has
 
     def _connect(self) -> BoundedSocket:
         name, self.host = getattr(self, "host", ""), self.via or getattr(self, "host", "")
@@ -147,7 +130,6 @@ class _Bounded:
         return wrapped
 
     def read_response(self, *args: Any, **options: Any) -> Any:
-        """Do what redis-py does; InvalidResponse for bytes that are no answer of a server."""
         try:
             return cast("Any", super()).read_response(*args, **options)
         except MemoryError:  # it has announced more than there can be
@@ -160,12 +142,10 @@ class _Bounded:
 
 @functools.cache
 def bounded(kind: type) -> type:
-    """Return the class of connections that are like *kind*, one of redis-py's, and bounded."""
     return type(f"Bounded{kind.__name__}", (_Bounded, kind), {})
 
 
 def begin_exchange(connection: AbstractConnection) -> None:
-    """Bound what is sent and read along *connection* from now on, as one exchange."""
     sock = getattr(connection, "_sock", None)
     if isinstance(sock, BoundedSocket):
         sock.begin()

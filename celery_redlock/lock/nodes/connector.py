@@ -47,15 +47,7 @@ Attach = Callable[["Node", "AbstractConnection", Greeting], None]
 
 
 class Connector:
-    """
-    Connects the nodes of one process.
-
-    Args:
-        rules: Of the cluster.
-        labels: Of all nodes, in their order.
-        mutex: Guards the nodes.
-        attach: Takes over a connection that may be used.
-    """
+    """Connects the nodes of one process; *attach* takes over a connection that may be used."""
 
     def __init__(
         self, rules: Rules, labels: Sequence[str], mutex: threading.RLock, attach: Attach
@@ -67,11 +59,10 @@ class Connector:
         self._attach = attach
         self._greetings: list[Greeting | None] = [None] * len(labels)
         self._pauses = [0.0] * len(labels)  # before each is connected again [s]
-        self._found: dict[int, str] = {}
+        self._states: dict[int, str] = {}
         self._stop = threading.Event()
 
     def stop(self) -> None:
-        """Stop connecting."""
         self._stop.set()
 
     def forgive(self, node: Node) -> None:
@@ -99,13 +90,12 @@ class Connector:
                 raise
 
     def _connect(self, node: Node) -> None:
-        """Connect *node*, trying for as long as it takes."""
         while not self._stop.wait(self._pause(node)):
             try:
                 self._greet(node)
             except Exception as error:  # noqa: BLE001  with any error the node does not vote
                 with self._mutex:
-                    self._found.setdefault(node.position, "unreachable")
+                    self._states.setdefault(node.position, "unreachable")
                     if node.connection is None and not self._stop.is_set():
                         node.fail(error)
             else:
@@ -142,38 +132,34 @@ class Connector:
             check_together(self._labels, self._greetings)
 
     def _enrol(self, node: Node, connection: AbstractConnection, greeting: Greeting) -> Greeting:
-        """Return *greeting* with what the restart guard says of the node."""
-
         def ask(mode: str) -> tuple[str, float, float]:
             try:
                 enrolment = enrol(connection, self._rules, greeting.run_id, self._fingerprint, mode)
             except Foreign:
-                self._find(node, "foreign")
+                self._record(node, "foreign")
                 raise
-            self._find(node, enrolment[0])
+            self._record(node, enrolment[0])
             return enrolment
 
         state, left, node_now = ask("look")
         if state == "unmarked":
             self._await_others()
-            check_enrolment(self._labels, self._found)
+            check_enrolment(self._labels, self._states)
             trusted = is_trusted_at_once(greeting, len(self._labels), self._rules)
             _, left, node_now = ask("trust" if trusted else "quarantine")
         return replace(greeting, quarantine=left, node_now=node_now)
 
-    def _find(self, node: Node, state: str) -> None:
-        """Record the state of a node."""
+    def _record(self, node: Node, state: str) -> None:
         with self._mutex:
-            self._found[node.position] = state
+            self._states[node.position] = state
 
     def _await_others(self) -> None:
         """
         Wait until the state of each node is known, or it could not be reached.
 
-        One that goes away stays what it was, for it may come back; one that is another list's is
-        looked at again and again, so it is known when it is no longer.
+        One of another list is looked at again and again, so it is known when it is no longer.
         """
-        while len(self._found) < len(self._labels):
+        while len(self._states) < len(self._labels):
             if self._stop.wait(0.01):
                 msg = "closed"
                 raise ConnectionAbortedError(msg)

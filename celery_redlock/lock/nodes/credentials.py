@@ -22,7 +22,7 @@ OWN = ("username", "password", "credential_provider")
 
 
 def check_credentials(username: object, password: object) -> None:
-    """Raise ConfigurationError unless both may be sent to a server; does not repeat them."""
+    """Raise ConfigurationError, which repeats neither, unless both may be sent to a server."""
     for name, value in (("redlock_username", username), ("redlock_password", password)):
         if value is not None and not (isinstance(value, str) and value and is_text(value)):
             msg = f"{name} must be a string that is not empty, or None"
@@ -38,15 +38,8 @@ def with_credentials(
     """
     Return *nodes* with this user and password; one that has any of its own keeps those.
 
-    The Sentinels of a node are other servers, and are asked as before.
-
-    Args:
-        nodes: As the setting ``redlock_nodes``.
-        username: Of an ACL user; None for the default user.
-        password: Of that user; None changes nothing.
-
-    Raises:
-        ConfigurationError: These are no nodes, or there can be no such user or password.
+    The Sentinels of a node are other servers, and are asked as before. None as *username* means
+    the default user, None as *password* changes nothing.
     """
     addresses_of(nodes)
     check_credentials(username, password)
@@ -54,7 +47,6 @@ def with_credentials(
 
 
 def with_login(node: Any, username: str | None, password: str) -> Any:
-    """Return one node with this user and password, if it has none of its own."""
     if isinstance(node, Mapping):
         user = {} if username is None else {"username": username}
         has_own = any(option in node for option in OWN)
@@ -67,7 +59,6 @@ def with_login(node: Any, username: str | None, password: str) -> Any:
 
 
 def shows_password(node: Any) -> bool:
-    """Return whether a password stands in *node* itself, or in the URL of one of its Sentinels."""
     if isinstance(node, Mapping):
         sentinels = node.get("sentinels")
         inner = sentinels if isinstance(sentinels, (list, tuple)) else ()

@@ -5,191 +5,50 @@ There is no thread per operation and no I/O thread: whoever asks drives the conn
 Of several threads that ask at the same time one, the reader, waits for the sockets and
 hands every reply to the round it belongs to; the others sleep until their round is decided
 or the reader leaves and another takes its place. The mutex guards the connections; nobody
-waits while holding it.
-
-An exception may strike anywhere (a soft time limit, a killed greenlet). A connection in use
-at that moment is dropped, and a waiter that never deregistered is ignored after its
-deadline.
-
-Connecting goes on in the background (`celery_redlock.lock.nodes.connector`). After a fork the
-child starts from nothing.
+waits while holding it. A waiter that never deregistered, as an exception struck, is ignored
+after its deadline.
 """
 
 from __future__ import annotations
 
-import contextlib
 import selectors
 import threading
-import time
-import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from celery_redlock.lock import clock
-from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.nodes.connector import Connector
-from celery_redlock.lock.nodes.node import Gone, Node
+from celery_redlock.lock.nodes.connections import EITHER, READS, WRITES, Connections, Waiter
+from celery_redlock.lock.nodes.link import Gone
+from celery_redlock.lock.nodes.node import Node
 from celery_redlock.lock.nodes.round import Round
-from celery_redlock.lock.nodes.selector import new_selector
 from celery_redlock.lock.nodes.steps import whose
 from celery_redlock.lock.scripts.requests import inspect_request
 from celery_redlock.lock.scripts.votes import Vote, VoteKind
-from celery_redlock.process.forks import members
 from celery_redlock.process.log import get_logger
-from celery_redlock.process.mutex import new_mutex, run_elsewhere
-
-if TYPE_CHECKING:
-    from redis.connection import AbstractConnection
-
-    from celery_redlock.events import Event, Notify
-    from celery_redlock.lock.nodes.address import Address
-    from celery_redlock.lock.nodes.guard import Greeting
-    from celery_redlock.lock.rules import Rules
+from celery_redlock.process.mutex import run_elsewhere
 
 __all__ = ["Fanout"]
 
-#: Longest wait of a process's first round for nodes to be connected [s].
-FIRST_CONNECT = 1.0
-#: Shortest time that a node is taken to need for an answer [s].
-SHORTEST_ROUND_TRIP = 0.001
 #: After this long unread, connections may have ended unnoticed [s].
 QUIET = 1.0
-READS, WRITES = selectors.EVENT_READ, selectors.EVENT_WRITE
-EITHER = READS | WRITES
-#: Of each node, for whoever asks from a finaliser that the collector runs amid our own work.
-NOBODY_WAITS = Vote(VoteKind.UNREACHABLE, reason="not asked: a finaliser cannot wait for it")
 #: How long a waiter that did not deregister is kept after its deadline [s].
 INTERRUPTED = 2.0
+#: Shortest time that a node is taken to need for an answer [s].
+SHORTEST_ROUND_TRIP = 0.001
+#: Of each node, for whoever asks from a finaliser that the collector runs amid our own work.
+NOBODY_WAITS = Vote(VoteKind.UNREACHABLE, reason="not asked: a finaliser cannot wait for it")
 
 logger = get_logger(__name__)
-_every_fanout: weakref.WeakSet[Fanout] = members("fanout")
 
 
-class _Waiter:
-    """
-    Somebody who waits for rounds to be decided, at most until *deadline*.
-
-    Attributes:
-        wake: Held while it sleeps because another reads; None for one that reads from the start.
-    """
-
-    __slots__ = ("deadline", "rounds", "wake")
-
-    def __init__(self, rounds: Sequence[Round], deadline: float) -> None:
-        self.rounds = rounds
-        self.deadline = deadline
-        self.wake: threading.Lock | None = None
-
-    @property
-    def is_open(self) -> bool:
-        for a_round in self.rounds:  # noqa: SIM110  without a generator, as it is on every task's path
-            if a_round.is_open:
-                return True
-        return False
-
-    def rouse(self) -> None:
-        """Wake the waiter up; called with the mutex held."""
-        if self.wake is not None and self.wake.locked():
-            self.wake.release()
-
-
-class Fanout:
-    """
-    The connections of one process to all configured nodes. Safe from any thread.
-
-    Args:
-        addresses: Of the nodes; their order is that of every ballot.
-        rules: Of the cluster.
-        notify: Called with the events of nodes.
-    """
-
-    def __init__(self, addresses: Sequence[Address], rules: Rules, notify: Notify) -> None:
-        self._addresses = tuple(addresses)
-        self._rules = rules
-        self._notify = notify
-        self.labels = tuple(address.label for address in addresses)
-        self._fingerprint = rules.fingerprint(self.labels)
-        self._majority = quorum(len(self.labels))
-        self._start_over()
-        _every_fanout.add(self)
-
-    def _start_over(self) -> None:
-        """Start over, and leave what belongs to a parent process alone."""
-        self._mutex = new_mutex()
-        #: Returns whether the collector runs this amid our own work in this thread.
-        self.is_in_use_here: Callable[[], bool] = self._mutex._is_owned  # type: ignore[attr-defined]  # noqa: SLF001
-        self._news: deque[Event] = deque()
-        self._opened: selectors.BaseSelector | None = None
-        self._waiters: list[_Waiter] = []
-        self._reader: _Waiter | None = None
-        self._looked = 0.0
-        self._disconnected()
-
-    @property
-    def _selector(self) -> selectors.BaseSelector:
-        """
-        What waits for the sockets; opened by the first look, with the mutex held.
-
-        Not before: an embedded beat closes all descriptors of its process, after the fork.
-        """
-        if self._opened is None:
-            self._opened = new_selector()
-        return self._opened
-
-    def _disconnected(self) -> None:
-        """Begin without connections."""
-        self.nodes = [
-            Node(i, address, self._rules, self._news) for i, address in enumerate(self._addresses)
-        ]
-        self._connector = Connector(self._rules, self.labels, self._mutex, self._attach)
-        self._has_settled = False
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether any node is connected."""
-        return any(node.connection is not None for node in self.nodes)
-
-    def round_trip(self, position: int) -> float:
-        """Return how long the node at *position* takes to answer, by its last answer [s]."""
-        latency = self.nodes[position].latency or 0.0
-        return min(max(latency, SHORTEST_ROUND_TRIP), self._rules.node_timeout)
-
-    def after_fork_in_child(self) -> None:
-        """Drop our copies of the parent's connections without disturbing them."""
-        inherited, selector = self.nodes, self._opened
-        self._start_over()
-        if selector is not None:
-            selector.close()
-        for node in inherited:
-            if node.connection is not None:
-                node.connection.disconnect()  # closes our copy; shuts nothing down: not our pid
-
-    def close(self) -> None:
-        """Drop every connection. The next round connects again."""
-        if self.is_in_use_here():
-            run_elsewhere(self.close)
-            return
-        with self._mutex:
-            self._connector.stop()
-            for node in self.nodes:
-                if node.connection is not None:
-                    self._unregister(node)
-                    node.finish()
-            self._rouse_decided()
-            self._news.clear()
-            self._disconnected()
+class Fanout(Connections):
+    """Rounds over the connections of one process to all nodes. Safe from any thread."""
 
     def ask(self, rounds: Sequence[Round], ends: float | None = None) -> None:
         """
         Put *rounds* to every node and return when all are decided, or after ``node_timeout``.
 
-        Afterwards every ballot is complete: a node that did not answer votes unreachable.
-
-        Args:
-            rounds: What is asked.
-            ends: Return by then [s, our clock], waits for connections included; None for no
-                such limit.
+        Afterwards every ballot is complete: a node that did not answer votes unreachable. With
+        *ends* [s, our clock] it returns by then, waits for connections included.
         """
         if self.is_in_use_here():
             self._decline(rounds)
@@ -206,7 +65,7 @@ class Fanout:
                 self._look()
         self.settle(ends)
         deadline = clock.now() + self._rules.node_timeout
-        waiter = _Waiter(rounds, deadline if ends is None else min(deadline, ends))
+        waiter = Waiter(rounds, deadline if ends is None else min(deadline, ends))
         try:
             with self._mutex:
                 self._waiters.append(waiter)
@@ -262,54 +121,12 @@ class Fanout:
             for position in range(len(self.labels)):
                 a_round.take(position, NOBODY_WAITS)
 
-    def settle(self, ends: float | None = None) -> None:
-        """
-        Wait for nodes that are being connected, if it is the first time or no quorum is there.
+    def round_trip(self, position: int) -> float:
+        """Return how long the node at *position* takes to answer, by its last answer [s]."""
+        latency = self.nodes[position].latency or 0.0
+        return min(max(latency, SHORTEST_ROUND_TRIP), self._rules.node_timeout)
 
-        The first time every node is waited for; with a quorum there, the others no longer
-        than ``node_timeout``. Later only a quorum is waited for, and no longer than that.
-
-        Args:
-            ends: Wait for a quorum alone, and until then at most [s, our clock]; None: as above.
-        """
-        self._check_clock()
-        hurry = self._rules.node_timeout
-        if ends is not None:
-            self._connect_until(lambda: self._connected() >= self._majority, ends - clock.now())
-        elif not self._has_settled:
-            self._connect_until(lambda: self._connected() >= self._majority, FIRST_CONNECT)
-            self._connect_until(lambda: False, hurry)
-            self._has_settled = True
-            self.publish()
-        elif self._connected() < self._majority:
-            self._connect_until(lambda: self._connected() >= self._majority, hurry)
-
-    #: Raises RuntimeError in a test whose time stands still: no server would ever be late.
-    _check_clock = staticmethod(clock.check_not_replaced)
-
-    def settle_all(self, longest: float) -> None:
-        """Wait until every node is connected or has failed to be, at most *longest* [s]."""
-        self._connect_until(lambda: False, longest)
-
-    def _connect_until(self, suffices: Callable[[], bool], longest: float) -> None:
-        """Wait until *suffices* or there is no node left that may still be connected."""
-        deadline = clock.now() + longest
-        while not (suffices() or all(node.is_settled for node in self.nodes)):
-            left = deadline - clock.now()
-            if left <= 0:
-                return
-            with self._mutex:
-                for node in self.nodes:
-                    self._connector.reconnect(node)
-            time.sleep(min(0.002, left))  # no Event: an exception from outside can jam it
-
-    def _connected(self) -> int:
-        count = 0
-        for node in self.nodes:
-            count += node.connection is not None
-        return count
-
-    # -- asking ------------------------------------------------------------------
+    # -- sending and reading -------------------------------------------------------
 
     def _send(self, rounds: Sequence[Round], skip: frozenset[int] = frozenset()) -> None:
         now = clock.now()  # not from before the mutex was had: what is sent now is not late
@@ -334,7 +151,6 @@ class Fanout:
                 node.send(rounds, now)  # answers for itself, having no connection
 
     def _has_reader(self, but: Sequence[Round] = ()) -> bool:
-        """Return whether a waiter other than *but* drives the connections."""
         reader = self._reader
         return reader is not None and reader.rounds is not but and clock.now() < reader.deadline
 
@@ -345,8 +161,7 @@ class Fanout:
             if not any(events & READS for _, events in ready):
                 return  # what a node takes now was sent; it will be asked again
 
-    def _wait(self, waiter: _Waiter) -> None:
-        """Drive the connections, or sleep while somebody else does."""
+    def _wait(self, waiter: Waiter) -> None:
         while waiter.is_open:
             left = waiter.deadline - clock.now()
             if left <= 0:
@@ -379,20 +194,7 @@ class Fanout:
                     raise
         self._rouse_decided()
 
-    def _watch(self, node: Node, events: int) -> None:
-        """Have the selector wait for the node to be readable, or writable if data are unsent."""
-        try:
-            self._selector.modify(node.sock, events, node)
-        except (KeyError, ValueError) as error:  # interrupted here before
-            msg = "interrupted"
-            raise Gone(msg) from error
-
-    def _rouse_decided(self) -> None:
-        for other in self._waiters:
-            if other is not self._reader and not other.is_open:
-                other.rouse()
-
-    def _leave(self, waiter: _Waiter) -> None:
+    def _leave(self, waiter: Waiter) -> None:
         """Read once more, give up on nodes that did not answer, let another thread read."""
         if waiter.is_open:
             self._read(self._selector.select(0))
@@ -416,42 +218,3 @@ class Fanout:
             if vote is None:
                 a_round.take(node.position, node.overdue(now))
         a_round.is_open = False
-
-    def _lose(self, node: Node, error: BaseException) -> None:
-        """Drop a connection; what the node granted through it and is not decided is void."""
-        problem = error if isinstance(error, Gone) else Gone("interrupted")
-        self._drop(node, problem)
-        for waiter in self._waiters:
-            for a_round in waiter.rounds:
-                a_round.withdraw(node.position, str(problem))
-        self._rouse_decided()
-        node.is_settled = False
-        self._connector.reconnect(node)
-
-    def _drop(self, node: Node, problem: Gone) -> None:
-        if node.connection is not None:
-            self._unregister(node)
-        node.detach(problem)
-
-    def _unregister(self, node: Node) -> None:
-        with contextlib.suppress(KeyError, ValueError):  # interrupted here before
-            self._selector.unregister(node.sock)
-
-    def _attach(self, node: Node, connection: AbstractConnection, greeting: Greeting) -> None:
-        node.attach(connection, greeting, self._fingerprint)
-        self._selector.register(node.sock, READS, node)
-        try:
-            node.deliver(clock.now())
-            if node.unsent:
-                self._watch(node, EITHER)
-        except Gone as error:
-            self._lose(node, error)
-
-    def publish(self) -> None:
-        """Pass the events so far to the observer; never with the mutex held."""
-        while self._news:
-            try:
-                event = self._news.popleft()
-            except IndexError:  # another thread was quicker
-                return
-            self._notify(event)

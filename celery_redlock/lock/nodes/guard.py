@@ -1,5 +1,5 @@
 """
-What is asked of a node before it may vote.
+Checks that admit a node to the quorum.
 
 Every new connection is greeted: is this a master that keeps its data, which
 process is it, and does it remember being enrolled? A connection never outlives the
@@ -66,35 +66,19 @@ class Foreign(Unfit):
 
 @dataclass(frozen=True)
 class Greeting:
-    """
-    A node's description of itself at connect.
+    """A node's description of itself at connect; times are in seconds."""
 
-    Attributes:
-        run_id: Of the server process; another after every restart.
-        uptime: Of the process [s].
-        flushed: Whether its data were ever wiped on command since it started.
-        replicas: How many replicas copy from it.
-        version: Of the server.
-        quarantine: For how long it must not vote [s].
-        node_now: Its wall clock [s, Unix time].
-    """
-
-    run_id: str
+    run_id: str  # of the server process; another after every restart
     uptime: float
-    flushed: bool
+    flushed: bool  # whether its data were ever wiped on command since it started
     replicas: int
     version: str
-    quarantine: float = 0.0
-    node_now: float = 0.0
+    quarantine: float = 0.0  # for how long it must not vote
+    node_now: float = 0.0  # its wall clock [Unix time]
 
 
 def exchange(connection: AbstractConnection, *commands: Sequence[Any]) -> list[Any]:
-    """
-    Send *commands* in one write and return the replies; all in all no longer than a few seconds.
-
-    Raises:
-        redis.RedisError, OSError: An answer is an error, does not come in time, or is too large.
-    """
+    """Send *commands* in one write and return the replies; raise the first that is an error."""
     found = replies(connection, *commands)
     error = next((one for one in found if isinstance(one, Exception)), None)
     try:
@@ -119,25 +103,20 @@ def replies(connection: AbstractConnection, *commands: Sequence[Any]) -> list[An
             try:
                 found.append(connection.read_response(disable_decoding=True))
             except ResponseError as error:
-                found.append(kept(error))
+                found.append(without_frames(error))
     except (RedisError, OSError) as error:
-        found += [kept(error)] * (len(commands) - len(found))
+        found += [without_frames(error)] * (len(commands) - len(found))
     return found
 
 
-def kept(error: Exception) -> Exception:
+def without_frames(error: Exception) -> Exception:
     """Return *error* without the frames that it came from, which hold all that was read."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
 
 
 def read_as(what: str, read: Callable[[Any], Read], reply: Any) -> Read:
-    """
-    Return what *read* makes of a node's *reply*.
-
-    Raises:
-        redis.ResponseError: It is no such reply; says that it was asked for *what*.
-    """
+    """Return what *read* makes of a node's *reply* to *what*; ResponseError if it is malformed."""
     try:
         return read(reply)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
@@ -146,13 +125,7 @@ def read_as(what: str, read: Callable[[Any], Read], reply: Any) -> Read:
 
 
 def greet(connection: AbstractConnection) -> Greeting:
-    """
-    Load the scripts into the node and return its description.
-
-    Raises:
-        Unfit: It is a replica or a cluster node, or evicts keys.
-        redis.RedisError, OSError: It does not answer, or refuses us.
-    """
+    """Load the scripts into the node and return its description; `Unfit` if it must not vote."""
     loads = [(b"SCRIPT", b"LOAD", script.source) for script in registered()]
     asked: list[Sequence[Any]] = [(b"INFO",), (b"INFO", b"commandstats"), *loads]
     reply, stats, *_ = exchange(connection, *asked)
@@ -177,13 +150,11 @@ def whole_in(info: Mapping[str, str], name: str) -> int:
 
 
 def read_info(reply: bytes) -> dict[str, str]:
-    """Return the fields of an INFO reply."""
     lines = (line.partition(":") for line in reply.decode("utf-8", "replace").splitlines())
     return {name: value for name, colon, value in lines if colon}
 
 
 def check_fit(info: dict[str, str]) -> None:
-    """Raise Unfit if a server that says *info* must not be a lock node."""
     if "role" not in info or "run_id" not in info:
         raise Unfit(NO_SERVER)
     if info["role"] != "master":
@@ -207,21 +178,12 @@ def enrol(
     """
     Ask the node for its enrolment, or change it.
 
-    Args:
-        connection: To the node.
-        rules: Of the cluster.
-        run_id: Of the server process at the other end.
-        fingerprint: Of the configuration (`Rules.fingerprint`).
-        mode: ``"look"`` (quarantines a node that was another process when it was
-            enrolled), ``"trust"``, ``"quarantine"`` (for one that is not enrolled),
-            or ``"bootstrap"`` (trust whatever was there, on an operator's word).
+    *mode* is ``"look"`` (quarantines a node that was another process when it was enrolled),
+    ``"trust"``, ``"quarantine"`` (for one that is not enrolled), or ``"bootstrap"`` (trust
+    whatever was there, on an operator's word).
 
     Returns:
         State, what is left of a quarantine [s], and the node's wall clock [s].
-
-    Raises:
-        Foreign: It is enrolled for another configuration.
-        redis.ResponseError: It does not answer as our script does.
     """
     keys = Keys.of(rules.prefix, "")
     boot_id = boot_marker(run_id, fingerprint)
@@ -246,18 +208,11 @@ def enrol(
 
 
 def boot_marker(run_id: str, fingerprint: str) -> bytes:
-    """Return what an enrolled node stores."""
     return f"{run_id}:{fingerprint}".encode()
 
 
 def check_enrolment(labels: Sequence[str], found: Mapping[int, str]) -> None:
-    """
-    Raise Unfit if no node may be enrolled, because one of them is enrolled for another list.
-
-    Args:
-        labels: Of all nodes, in their order.
-        found: Position of a node -> its state when it was last looked at.
-    """
+    """Raise Unfit if one of the nodes, whose states were *found*, is of another list."""
     for position, label in enumerate(labels):
         if found.get(position) == "foreign":
             msg = (
@@ -268,12 +223,10 @@ def check_enrolment(labels: Sequence[str], found: Mapping[int, str]) -> None:
 
 
 def is_trusted_at_once(greeting: Greeting, nodes: int, rules: Rules) -> bool:
-    """Return whether a server that is not enrolled is the only one of *nodes*, and looks old."""
     return nodes == 1 and greeting.uptime > rules.quarantine and not greeting.flushed
 
 
 def check_together(labels: Sequence[str], greetings: Sequence[Greeting | None]) -> None:
-    """Raise ConfigurationError if two of the nodes are one and the same server."""
     seen: dict[str, str] = {}
     for label, greeting in zip(labels, greetings, strict=True):
         if greeting is None:

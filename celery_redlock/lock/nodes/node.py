@@ -1,17 +1,12 @@
 """
-One lock node: one long-lived connection, and the replies it still owes, in order.
+One lock node: its votes, its clock, and the notes that are yet to reach it.
 
-Redis answers a connection in the order of its requests, so the n-th reply belongs to the
-n-th request and nothing else is needed to match them. Nothing here waits: what a node
-cannot take right now is sent when it can, and its late replies are read and dropped when
-they come. Redis exceptions end here; outside there are only votes.
+A node that does not answer in time is a suspect, and is not waited for; its late replies are
+read and dropped when they come. Redis exceptions end here; outside there are only votes.
 """
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import threading
 from collections import deque
 from collections.abc import Sequence
 from itertools import repeat
@@ -23,9 +18,8 @@ from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
 from celery_redlock.events import Event, NodeClockJump, NodeDown, NodeQuarantined, NodeUp
 from celery_redlock.lock import clock
 from celery_redlock.lock.clock import ClockReading
-from celery_redlock.lock.nodes.bounded import end_exchange, socket_of
 from celery_redlock.lock.nodes.guard import Greeting, boot_marker
-from celery_redlock.lock.nodes.replies import WOULD_BLOCK, Replies, replies_of
+from celery_redlock.lock.nodes.link import NEVER, PATIENCE, Gone, Link, read_out_in_thread
 from celery_redlock.lock.nodes.round import Round, pack_round
 from celery_redlock.lock.nodes.steps import Finding, NodeClock
 from celery_redlock.lock.records import Keys, ms
@@ -38,26 +32,13 @@ if TYPE_CHECKING:
 
     from celery_redlock.lock.nodes.address import Address
 
-__all__ = ["Gone", "Node"]
+__all__ = ["Node", "without_echo"]
 
-#: Oldest unanswered request with which a connection is kept [s].
-PATIENCE = 2.0
-#: Longest wait for a node to read what it was sent before a connection was closed [s].
-LONGEST_FAREWELL = 30.0
 #: How many notes are kept for a node that is not connected.
 UNDELIVERED = 512
-#: How much may wait until a node takes it before its connection is given up [bytes].
-LARGEST_UNSENT = 2**20
-#: How much is read at once from a node whose answers nobody wants any more [bytes].
-LARGEST_READ = 2**16
 #: What stands before the arguments of a command that a server does not know: AUTH's, perhaps.
 ECHO = ", with args beginning with"
 NO_ANSWER = Vote(VoteKind.UNREACHABLE, reason="no answer in time")
-NEVER = float("inf")
-
-
-class Gone(Exception):
-    """The connection to a node is no longer usable; says why."""
 
 
 def without_echo(problem: Exception) -> str:
@@ -65,98 +46,52 @@ def without_echo(problem: Exception) -> str:
     return str(problem).partition(ECHO)[0]
 
 
-#: A reply that a node owes: to which round (None for one of our own), and since when [s].
-Owed = tuple["Round | None", float]
-
-
-def read_out(connection: AbstractConnection) -> None:
-    """Send no more along *connection*, and hang up when the other end does, or is silent."""
-    sock = socket_of(connection)
-    with contextlib.suppress(OSError):
-        sock.settimeout(PATIENCE)
-        sock.shutdown(socket.SHUT_WR)
-        ends = clock.now() + LONGEST_FAREWELL
-        while sock.recv(LARGEST_READ) and clock.now() < ends:
-            pass
-    connection.disconnect()
-
-
-class Node:
-    """
-    One lock node.
-
-    Attributes:
-        position: Among the configured nodes.
-        label: Its name in errors and logs.
-        connection: To it; None while there is none.
-        sock: The connection's socket; what a selector waits for.
-        unsent: What it has not taken yet; goes out as soon as it can be written to.
-        is_settled: Whether it was ever connected, or has failed to be.
-        is_connecting: Whether somebody is about to connect it.
-        greeting: Its last greeting.
-        problem: Why it does not vote; an exception, None while it does.
-        quiet_since: Since when it owes an answer and has taken nothing more [s]; infinity while it
-            owes none.
-        suspect_since: Since when it owes an answer that a round gave up on [s], or None.
-        latency: From the last request that a round waited for to its answer [s]; None before.
-        clock: What its clock has shown.
-    """
+class Node(Link):
+    """One lock node."""
 
     def __init__(self, position: int, address: Address, rules: Rules, news: deque[Event]) -> None:
+        super().__init__()
         self.position = position
         self.address = address
         self.label = address.label
         self._rules = rules
         self._news = news
-        self.connection: AbstractConnection | None = None
-        self.is_settled = self.is_connecting = False
+        self.is_settled = False  # whether it was ever connected, or has failed to be
+        self.is_connecting = False
         self.greeting: Greeting | None = None
-        self.problem: Exception | None = None
+        self.problem: Exception | None = None  # why it does not vote
+        #: Since when it owes an answer that a round gave up on [s].
         self.suspect_since: float | None = None
+        #: From the last request that a round waited for to its answer [s].
         self.latency: float | None = None
-        self.quiet_since = NEVER
-        self._took_more = -NEVER  # when it last took some of what waited to be sent [s]
-        self._owed: list[Owed] = []
         self._undelivered: deque[Round] = deque(maxlen=UNDELIVERED)
-        self._boot = self.unsent = b""
-        self._replies: Replies = lambda: iter(())
+        self._boot = b""
         self.clock = NodeClock(rules.drift_factor)
 
     def attach(self, connection: AbstractConnection, greeting: Greeting, fingerprint: str) -> None:
         """Take over a greeted connection; from now on it never blocks."""
         boot_id = boot_marker(greeting.run_id, fingerprint)
         self._boot = b"$%d\r\n%b\r\n" % (len(boot_id), boot_id)
-        self._owed.clear()
-        self.quiet_since = NEVER
         if self.greeting is None or self.greeting.run_id != greeting.run_id:
             self.clock.forget()  # of another process; we know this one's clock
         self.greeting = greeting
         self.suspect_since = self.problem = None
-        end_exchange(connection)
-        self.sock = socket_of(connection)
-        self.sock.settimeout(0)
-        self.unsent = b""
-        self._replies = replies_of(connection, self._owed)
-        self.connection = connection
+        self._open(connection)
         self.is_settled, self.is_connecting = True, False  # looked at without the mutex: last
         self._news.append(NodeUp(self.label))
         if greeting.quarantine:
             self._news.append(NodeQuarantined(self.label, greeting.quarantine))
 
     def deliver(self, now: float) -> None:
-        """
-        Send the notes that found no connection; not those of locks that have ended by now.
-
-        Raises:
-            Gone: The connection is dead already.
-        """
+        """Send the notes that found no connection; not those of locks that have ended by now."""
         oldest = now - self._rules.max_ttl
-        rounds = [a_round for a_round in self._undelivered if (a_round.kept_since or now) > oldest]
+        rounds = [
+            a_round for a_round in self._undelivered if (a_round.undelivered_since or now) > oldest
+        ]
         self._undelivered.clear()
         self.send(rounds, now)
 
     def detach(self, problem: Exception) -> None:
-        """Drop the connection; the rounds that wait for its answers get *problem* as the reason."""
         connection, self.connection = self.connection, None
         self.fail(problem)
         owed, self._owed, self.quiet_since = self._owed, [], NEVER
@@ -168,26 +103,15 @@ class Node:
             connection.disconnect()
 
     def finish(self) -> None:
-        """
-        Let go of the connection once the node has read all that was sent to it, e.g. a release.
-
-        A node that is behind sends its answers to a connection that was closed, is told so, and
-        throws away what it has not read. So it is read from, in a thread, until it hangs up.
-        """
-        connection, owes = self.connection, bool(self._owed)
-        if connection is None or not owes:
-            self.detach(Gone("closed"))
-            return
-        self.connection = None
+        """Let go of the connection; it is closed once the node has read all that was sent."""
+        connection = self.connection if self._owed else None
+        if connection is not None:
+            self.connection = None
         self.detach(Gone("closed"))
-        run = threading.Thread(target=read_out, args=(connection,), daemon=True)
-        try:
-            run.start()
-        except RuntimeError:  # out of threads, or at the end of the process
-            connection.disconnect()
+        if connection is not None:
+            read_out_in_thread(connection)
 
     def fail(self, problem: Exception) -> None:
-        """Note why the node does not vote."""
         if ECHO in str(problem):
             problem = Gone(without_echo(problem))
         if self.problem is None and self.suspect_since is None:  # else it was said already
@@ -196,24 +120,22 @@ class Node:
         self.is_settled = True
 
     def _keep(self, a_round: Round, now: float) -> None:
-        """Keep a note for the next connection: it may not have arrived."""
+        """Store a note for the next connection: it may not have arrived."""
         if a_round.request.script.one_way:
-            if a_round.kept_since is None:
-                a_round.kept_since = now
+            if a_round.undelivered_since is None:
+                a_round.undelivered_since = now
             self._undelivered.append(a_round)
 
     def is_late(self, now: float) -> bool:
-        """Return whether the node has owed an answer for longer than a round waits."""
         return self.quiet_since < now - self._rules.node_timeout
 
     def suspect(self, since: float) -> None:
-        """Note that a round gave up on this node; it is not waited for until it has answered."""
+        """Give up on this node; it is not waited for until it has answered."""
         if self.suspect_since is None and self._owed:
             self.suspect_since = since
             self._news.append(NodeDown(self.label, "no answer in time"))
 
     def overdue(self, now: float) -> Vote:
-        """Return the vote of a node that a round gave up on, and suspect it if it is late."""
         if self.is_late(now):
             self.suspect(now)
         return self._unreachable() if self.connection is None else NO_ANSWER
@@ -222,10 +144,8 @@ class Node:
         """
         Send *rounds* in one write; a node that cannot be asked votes unreachable at once.
 
-        To be called when all that has come from the node was read.
-
-        Raises:
-            Gone: The connection is dead, or has owed an answer for too long.
+        To be called when all that has come from the node was read. Raises Gone if the connection
+        is dead, or has owed an answer for too long.
         """
         if self.connection is None:
             for a_round in rounds:
@@ -253,12 +173,6 @@ class Node:
         return [a_round for a_round in rounds if a_round.request.script.one_way]
 
     def read(self) -> None:
-        """
-        Take every reply that is there.
-
-        Raises:
-            Gone: The connection is dead.
-        """
         owed, taken = self._owed, 0
         try:
             for reply in self._replies():
@@ -291,12 +205,7 @@ class Node:
             a_round.take(self.position, Vote(VoteKind.UNREACHABLE, reason=without_echo(error)))
 
     def _vote(self, a_round: Round, reply: Any, sent: float) -> Vote:
-        """
-        Return the vote in *reply*; none while the node's clock does not go as ours does.
-
-        Raises:
-            Gone: No script of ours could have answered this.
-        """
+        """Return the vote in *reply*; none while the node's clock does not go as ours does."""
         now = clock.now()  # not earlier than the reply came
         self.latency = now - sent
         try:  # of text, an index would give numbers
@@ -326,9 +235,6 @@ class Node:
 
         One that was set back keeps keys for longer, which is no danger: a vote is enough. One
         that may have been set forward does not vote for us while leases of before may be alive.
-
-        Raises:
-            Gone: The connection is dead.
         """
         doubt, is_found = self.clock.doubt, self.position in finding.positions
         if doubt is None:
@@ -363,39 +269,6 @@ class Node:
         self._owed.append((None, now))
         self._write(pack(b"SET", keys.quarantine, b"1", b"PX", ms(left)), now)
         self._news.append(NodeQuarantined(self.label, left))
-
-    def _write(self, data: bytes, now: float) -> None:
-        """Send *data* behind what waits to be sent; what cannot be sent now waits, too."""
-        if self.quiet_since == NEVER:
-            self.quiet_since = now
-        if self.unsent:
-            self.unsent += data
-            self.flush()
-            return
-        try:
-            self.unsent = data[self.sock.send(data) :]
-        except WOULD_BLOCK:
-            self.unsent = data
-        except OSError as error:
-            raise Gone(str(error)) from error
-
-    def flush(self) -> None:
-        """
-        Send more of what waits to be sent; the caller sees to it that this goes on.
-
-        Raises:
-            Gone: The connection is dead, or takes too little.
-        """
-        waiting, self.unsent = self.unsent, b""
-        if waiting:
-            now = clock.now()
-            self._write(waiting, now)
-            if len(self.unsent) < len(waiting):
-                self._took_more = now
-                self.quiet_since = now if self._owed else NEVER
-        if len(self.unsent) > LARGEST_UNSENT:
-            msg = "takes no more requests"
-            raise Gone(msg)
 
     def _unreachable(self) -> Vote:
         if self.suspect_since is not None:

@@ -36,11 +36,9 @@ SIZE = 16384
 
 def replies_of(connection: AbstractConnection, owed: Sized) -> Replies:
     """
-    Return what reads the replies on *connection*.
+    Return what reads the replies on *connection*, which never blocks and has nothing unread.
 
-    Args:
-        connection: To a node; never blocks, and all that it had to say so far was read.
-        owed: What the node still has to answer; loses what was taken after each look.
+    *owed* loses what was taken after each look.
     """
     sock = socket_of(connection)
     parser = cast("Any", connection)._parser  # noqa: SLF001  redis-py has no public way to it
@@ -61,7 +59,6 @@ class Unbounded:
 
 
 def by_parser(parser: Any, owed: Sized, sock: BoundedSocket | Unbounded) -> Replies:
-    """Return what reads replies by redis-py's own *parser*, which reads from *sock*."""
     whole = sock.taken
 
     def replies() -> Iterator[Any]:
@@ -85,7 +82,6 @@ def by_parser(parser: Any, owed: Sized, sock: BoundedSocket | Unbounded) -> Repl
 
 
 def by_hiredis(sock: socket.socket, reader: Any) -> Replies:
-    """Return what reads replies from *sock* by a *reader* of hiredis's."""
     gets = functools.partial(reader.gets, False)  # bytes stay bytes
     nothing = gets()
 

@@ -12,17 +12,7 @@ __all__ = ["Round", "pack_round"]
 
 
 class Round:
-    """
-    One request put to every node, and the votes that have come back.
-
-    Attributes:
-        request: What is asked.
-        ballot: One entry per node, in their order; None while the answer is out.
-        is_open: Whether votes still count.
-        packed: The request as bytes for any node.
-        is_guarded: Whether they end with the node's boot id, which is not in them.
-        kept_since: When it first failed to reach a node as a note [s]; None if it has not.
-    """
+    """One request put to every node, and the votes that have come back."""
 
     __slots__ = (
         "_decided",
@@ -31,9 +21,9 @@ class Round:
         "ballot",
         "is_guarded",
         "is_open",
-        "kept_since",
         "packed",
         "request",
+        "undelivered_since",
     )
 
     def __init__(
@@ -41,10 +31,12 @@ class Round:
     ) -> None:
         self.request = request
         self.packed = pack_round(request, b"EVALSHA", request.script.sha)
+        #: Whether the bytes end with the node's boot id, which is not in them.
         self.is_guarded = request.script.guarded
         self.ballot: list[Vote | None] = [None] * nodes
         self.is_open = decided is not None
-        self.kept_since: float | None = None
+        #: When it first failed to reach a node as a note [s].
+        self.undelivered_since: float | None = None
         self._decided = decided
         self._missing = nodes
         self._minority = (nodes - 1) // 2

@@ -1,4 +1,4 @@
-"""How a round waits for its sockets: with the platform's selector, except in green threads."""
+"""The selector for the nodes' sockets: the platform's, except in green threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ LONGEST_PAUSE = 0.002
 
 
 def new_selector() -> selectors.BaseSelector:
-    """Return a selector that is safe in this process, with green threads or without."""
     eventlet, gevent = sys.modules.get("eventlet.patcher"), sys.modules.get("gevent.monkey")
     if eventlet is not None and eventlet.is_monkey_patched("select"):
         return Looking(eventlet.original("select").poll)
@@ -33,7 +32,6 @@ Ready = list[tuple[selectors.SelectorKey, int]]
 
 
 def look(registered: Registered, poll: Any) -> Ready:
-    """Return all of *registered* that are ready now, by the system's own *poll*."""
     keys = list(registered.values())
     poller = poll()
     for key in keys:
@@ -44,20 +42,16 @@ def look(registered: Registered, poll: Any) -> Ready:
 
 
 def events_of(found: int) -> int:
-    """Return what *poll* has found in a selector's terms; an error is there to be read."""
     reads = selectors.EVENT_READ if found & ~select.POLLOUT else 0
     return reads | (selectors.EVENT_WRITE if found & select.POLLOUT else 0)
 
 
 class Complete(selectors.SelectSelector):
     """
-    A selector that waits as gevent does, and looks with the system's own poll.
+    A selector that waits as gevent does, and looks with the system's own *poll*.
 
     gevent's reports a socket when its loop came by there. Asked not to wait it may miss some
     that have been readable for long: a node whose answer lies there would count as late.
-
-    Args:
-        poll: The function `select.poll` as it was before gevent came.
     """
 
     def __init__(self, poll: Any) -> None:
@@ -66,17 +60,14 @@ class Complete(selectors.SelectSelector):
         self._gevents = selectors.DefaultSelector()
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        """Watch a socket from now on."""
         self._gevents.register(fileobj, events, data)
         return super().register(fileobj, events, data)
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        """Stop watching a socket; raises KeyError for one that is not watched."""
         self._gevents.unregister(fileobj)
         return super().unregister(fileobj)
 
     def select(self, timeout: float | None = None) -> Ready:
-        """Return what is ready, waiting for at most *timeout* [s]; None: no limit."""
         ready = look(self.get_map(), self._poll)
         if ready or timeout == 0:
             return ready
@@ -84,21 +75,17 @@ class Complete(selectors.SelectSelector):
         return look(self.get_map(), self._poll)
 
     def close(self) -> None:
-        """Stop watching all sockets."""
         self._gevents.close()
         super().close()
 
 
 class Looking(selectors.SelectSelector):
     """
-    A selector that only ever looks, and sleeps in between.
+    A selector that only ever looks, with the system's own *poll*, and sleeps in between.
 
     eventlet's own `select` wakes its green thread once more for every further socket that was
     ready with the first, wherever it waits by then: a task's `time.sleep` would end early. And
     no two green threads may wait for one socket.
-
-    Args:
-        poll: The function `select.poll` as it was before eventlet came.
     """
 
     def __init__(self, poll: Any) -> None:
@@ -106,7 +93,6 @@ class Looking(selectors.SelectSelector):
         self._poll = poll
 
     def select(self, timeout: float | None = None) -> Ready:
-        """Return what is ready, waiting for at most *timeout* [s]; None: no limit."""
         until = float("inf") if timeout is None else clock.now() + timeout
         pause = SHORTEST_PAUSE
         while not (ready := look(self.get_map(), self._poll)):

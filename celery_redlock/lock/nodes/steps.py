@@ -1,5 +1,5 @@
 """
-Whose clock has stepped: a node's, or our own.
+Detection of clock steps: a node's, or our own.
 
 Redis expires keys by its wall clock, so a node whose clock is set forward loses leases. A
 client sees only how that clock goes against its own, which may be the one to blame: a virtual
@@ -29,53 +29,38 @@ from celery_redlock.lock.lease import quorum
 
 __all__ = ["Doubt", "Finding", "NodeClock", "whose"]
 
-#: How far apart readings are that are kept to compare later ones with [s], and how many are.
+#: How far apart are readings that later ones are compared with [s], and how many they are.
 APART = 1.0
-KEPT = 16
+READINGS = 16
 
 
 class Doubt(NamedTuple):
-    """
-    That a node's clock has moved against ours.
-
-    Attributes:
-        move: By how much.
-        before: When it last went as ours did [s, our clock].
-        at: When it was seen to have moved [s, our clock].
-        is_reported: Whether observers know.
-    """
+    """That a node's clock has moved against ours."""
 
     move: Move
-    before: float
-    at: float
-    is_reported: bool = False
+    before: float  # when it last went as ours did [s, our clock]
+    at: float  # when it was seen to have moved [s, our clock]
+    is_reported: bool = False  # whether observers know
 
 
 class NodeClock:
-    """
-    What a node's clock has shown so far.
-
-    Attributes:
-        latest: The last reading; None before the first.
-        doubt: That it has moved; None while it goes as ours does.
-    """
+    """The readings of a node's clock, and the doubt about it: None while it goes as ours does."""
 
     __slots__ = ("_best", "_drift_factor", "_past", "doubt", "latest")
 
     def __init__(self, drift_factor: float) -> None:
         self._drift_factor = drift_factor
-        self._past: deque[ClockReading] = deque(maxlen=KEPT)
+        self._past: deque[ClockReading] = deque(maxlen=READINGS)
         self.forget()
 
     def forget(self) -> None:
-        """Start over: compare with no earlier reading."""
         self._past.clear()
         self._best: ClockReading | None = None
         self.latest: ClockReading | None = None
         self.doubt: Doubt | None = None
 
     def take(self, reading: ClockReading) -> bool:
-        """Note *reading*; returns whether the clock still goes as ours does."""
+        """Record *reading*; return whether the clock still goes as ours does."""
         before, self.latest = self.latest, reading
         if self.doubt is not None:
             return False
@@ -109,17 +94,10 @@ class NodeClock:
 
 
 class Finding(NamedTuple):
-    """
-    Whose clocks have moved.
+    """Whose clocks have moved."""
 
-    Attributes:
-        ours: How far ours fell behind those of the nodes at *positions* [s], negative for
-            ahead; None if it was theirs that moved.
-        positions: Of the nodes that moved.
-    """
-
-    ours: float | None
-    positions: tuple[int, ...]
+    ours: float | None  # how far ours fell behind [s]; None if it was theirs that moved
+    positions: tuple[int, ...]  # of the nodes that moved, or seem to
 
 
 def whose(clocks: Sequence[NodeClock]) -> Finding:

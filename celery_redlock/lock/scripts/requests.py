@@ -1,4 +1,4 @@
-"""What is put to a node, as a script with its keys and arguments: one function per verb."""
+"""Requests to a node, one function per verb: a script with its keys and arguments."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from celery_redlock.lock.records import (
     encode_info,
     holder_payload,
     line_key,
+    lock_keys,
     marker_key,
     ms,
-    place_name,
     probe_key,
     record_key,
 )
@@ -67,47 +67,37 @@ class Marker:
     ttl: float
 
 
-def lease_payload(lease: Lease) -> bytes:
-    """Return the description of the holder of *lease*, encoded."""
+def lease_arguments(rules: Rules, lease: Lease) -> tuple[bytes, ...]:
     payload = holder_payload(lease.info, lease.since)
     if lease.renewals:
         payload |= {"renewals": lease.renewals, "margin": round(lease.margin, 3)}
-    return encode_info(payload)
+    return (
+        lease.token.encode(),
+        encode_info(payload),
+        ms(lease.ttl),
+        b"%d" % (lease.fence or 0),
+        *rules.fence_limits,
+    )
 
 
 def acquire_request(rules: Rules, lease: Lease, marker: str | None) -> Request:
-    """Return what takes *lease* on a node, its fence being a proposal, unless *marker* stands."""
+    """Take *lease* on a node, its fence being a proposal, unless *marker* stands."""
     keys = Keys.of(rules.prefix, lease.name)
     unless = keys.lock if marker is None else marker_key(rules.prefix, marker)
     return Request(
         ACQUIRE,
         (keys.lock, keys.fence, unless, keys.boot, keys.quarantine),
-        (
-            lease.token.encode(),
-            lease_payload(lease),
-            ms(lease.ttl),
-            b"%d" % (lease.fence or 0),
-            *rules.fence_limits,
-            rules.quarantine_ms,
-        ),
+        (*lease_arguments(rules, lease), rules.quarantine_ms),
     )
 
 
 def renew_request(rules: Rules, lease: Lease, *, repair: bool) -> Request:
-    """Return what extends *lease* on a node; with *repair* also where its key is missing."""
+    """Extend *lease* on a node; with *repair* also where its key is missing."""
     keys = Keys.of(rules.prefix, lease.name)
     return Request(
         RENEW,
         (keys.lock, keys.fence, keys.boot, keys.quarantine),
-        (
-            lease.token.encode(),
-            lease_payload(lease),
-            ms(lease.ttl),
-            b"%d" % (lease.fence or 0),
-            *rules.fence_limits,
-            b"1" if repair else b"0",
-            rules.quarantine_ms,
-        ),
+        (*lease_arguments(rules, lease), b"1" if repair else b"0", rules.quarantine_ms),
     )
 
 
@@ -154,19 +144,15 @@ def mark_request(rules: Rules, marker: Marker) -> Request:
 
 
 def inspect_request(rules: Rules, name: str) -> Request:
-    """Return what asks a node who holds the lock."""
     keys = Keys.of(rules.prefix, name)
     return Request(INSPECT, (keys.lock, keys.fence), ())
 
 
 def places_request(rules: Rules, name: str, limit: int, execution: str) -> Request:
-    """Return what asks a node which of the places of *name* are taken, and which by *execution*."""
-    names = (place_name(name, place) for place in range(limit))
-    keys = tuple(record_key(rules.prefix, "lock", name) for name in names)
-    return Request(PLACES, keys, (execution.encode(),))
+    return Request(PLACES, lock_keys(rules.prefix, name, limit), (execution.encode(),))
 
 
 def probe_request(rules: Rules) -> Request:
-    """Return what asks a node whether it votes, and for its clock."""
+    """Ask a node whether it votes, and for its clock."""
     keys, written = Keys.of(rules.prefix, ""), probe_key(rules.prefix)
     return Request(PROBE, (keys.boot, keys.quarantine, written), (rules.quarantine_ms,))

@@ -1,5 +1,5 @@
 """
-What all scripts have in common: the Lua they begin with, how one is known, how replies are read.
+Parts that all scripts share: the head of their Lua, their registration, the reading of replies.
 
 Times are milliseconds in Lua, and seconds in a `Vote`. Numbers travel as decimal strings made
 with ``%.0f``: Lua's own conversion keeps 14 digits of a fence's 16. Every write carries an expiry.
@@ -92,19 +92,7 @@ end
 
 
 class Script:
-    """
-    One Lua script and how to read its reply.
-
-    Attributes:
-        source: The Lua text.
-        sha: Its SHA-1 digest, by which a node knows it.
-        read: Turns the reply into a `Vote`.
-        guarded: Whether the last argument is the node's boot id, which differs per node. Only such
-            a script grants anything; the others do no harm when they come late.
-        one_way: Whether every node should get it though nobody waits for the answer, if need be
-            later.
-        positive: Votes that count for whoever asks, and no more once the connection is lost.
-    """
+    """One Lua script and how to read its reply."""
 
     def __init__(
         self,
@@ -118,8 +106,12 @@ class Script:
         self.source = source.encode()
         self.sha = hashlib.sha1(self.source).hexdigest().encode()  # noqa: S324  Redis names scripts so
         self.read = read
+        #: Whether the last argument is the node's boot id, which differs per node. Only such a
+        #: script grants anything; the others do no harm when they come late.
         self.guarded = guarded
+        #: Whether every node should get it though nobody waits for the answer, if need be later.
         self.one_way = one_way
+        #: Votes that count for whoever asks, and no more once the connection is lost.
         self.positive = frozenset(positive)
 
 
@@ -132,18 +124,11 @@ def register(*scripts: Script) -> None:
 
 
 def registered() -> tuple[Script, ...]:
-    """Return the scripts that every node is to know."""
     return tuple(_registered)
 
 
 def pack(*words: bytes, more: int = 0) -> bytes:
-    """
-    Return a command as Redis reads it (RESP); packed once and sent to every node.
-
-    Args:
-        words: Of the command.
-        more: How many words follow that are not among them.
-    """
+    """Return a command as Redis reads it (RESP); *more* of its words are to follow."""
     sized = zip(map(len, words), words, strict=True)
     packed = b"".join([b"$%d\r\n%b\r\n" % word for word in sized])
     return b"*%d\r\n%b" % (len(words) + more, packed)
@@ -164,29 +149,24 @@ def whole(value: Any) -> int:
 
 
 def natural(value: Any) -> int:
-    """Return a number in a reply, 0 for a negative one; likewise."""
     return max(0, whole(value))
 
 
 def seconds(value: Any) -> float:
-    """Return a moment or a time in a reply [s]; likewise."""
     return whole(value) / 1000.0
 
 
 def left(value: Any) -> float:
-    """Return what is left of something in a reply [s, >= 0]; likewise."""
     return natural(value) / 1000.0
 
 
 def text(value: Any) -> bytes:
-    """Return *value* if it is text; raise ValueError if not."""
     if type(value) is bytes:
         return value
     raise ValueError("no such word of ours")  # without it: it may have a token
 
 
 def fence_in(value: Any) -> int:
-    """Parse the decimal number *value*; raise ValueError if our scripts write none like it."""
     if type(value) is bytes and DIGITS.fullmatch(value):
         fence = int(value)
         if fence <= LARGEST:

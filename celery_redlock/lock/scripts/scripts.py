@@ -1,5 +1,5 @@
 """
-The lock's own scripts: what runs inside a node.
+Lua of the lock: the scripts that run inside a node.
 
 A lock's value is ``token`` (40 characters) followed by the holder's description, as JSON. Only
 the token is compared; in RELEASE the owner's part of it suffices.

@@ -1,5 +1,5 @@
 """
-Votes of nodes, and what a set of them means: granted, taken or unavailable.
+Votes of nodes, and the verdict on a set of them: granted, taken or unavailable.
 
 Pure functions, total over every combination of votes. A vote that has not come
 in (yet) is None.
@@ -50,32 +50,20 @@ class VoteKind(enum.Enum):
 
 
 class Vote(NamedTuple):
-    """
-    One node's answer.
-
-    Attributes:
-        kind: Which answer.
-        fence: The node's fencing number, 0 when there is none.
-        ttl: What is left of the other holder's lease, or of the quarantine [s].
-        value: The other holder's lock value, or the marker's.
-        node_now: The node's wall clock [s, Unix time]; 0.0 if unknown.
-        reason: Why there is no vote, in plain words.
-        amount: Of what the record of a feature counts; 0 for none.
-    """
+    """One node's answer."""
 
     kind: enum.Enum
-    fence: int = 0
-    ttl: float = 0.0
-    value: bytes = b""
-    node_now: float = 0.0
-    reason: str = ""
-    amount: int = 0
+    fence: int = 0  # the node's fencing number, 0 for none
+    ttl: float = 0.0  # what is left of the other holder's lease, or of the quarantine [s]
+    value: bytes = b""  # the other holder's lock value, or the marker's
+    node_now: float = 0.0  # the node's wall clock [s, Unix time]; 0.0 if unknown
+    reason: str = ""  # why there is no vote, in plain words
+    amount: int = 0  # of what the record of a feature counts
 
     def __repr__(self) -> str:  # without the token: error trackers store the locals of frames
         return f"<Vote {self.in_words()}, fence={self.fence}>"
 
     def in_words(self) -> str:
-        """Return the vote in plain words, without the token."""
         if self.reason:
             return f"{self.kind.value} ({self.reason})"
         if self.kind in (VoteKind.REFUSED, VoteKind.QUARANTINED):
@@ -88,8 +76,6 @@ Ballot = Sequence["Vote | None"]
 
 
 class Verdict(enum.Enum):
-    """What a ballot means for the client that asked."""
-
     GRANTED = "granted"
     TAKEN = "taken"
     SPLIT = "split"
@@ -98,12 +84,10 @@ class Verdict(enum.Enum):
 
 
 def votes_of(ballot: Ballot, *kinds: enum.Enum) -> list[Vote]:
-    """Return the votes of any of *kinds*."""
     return [vote for vote in ballot if vote is not None and vote.kind in kinds]
 
 
 def count(ballot: Ballot, *kinds: enum.Enum) -> int:
-    """Return how many votes of any of *kinds* there are."""
     found = 0
     for vote in ballot:
         found += vote is not None and vote.kind in kinds
@@ -111,7 +95,6 @@ def count(ballot: Ballot, *kinds: enum.Enum) -> int:
 
 
 def has_majority(ballot: Ballot, *kinds: enum.Enum) -> bool:
-    """Return whether a majority of all nodes answered with any of *kinds*."""
     return count(ballot, *kinds) >= quorum(len(ballot))
 
 
@@ -208,17 +191,12 @@ def is_split(ballot: Ballot) -> bool:
 
 
 def verdict_when_split(ballot: Ballot) -> Verdict:
-    """Return the verdict on a vote that stays split."""
     is_taken = prevents_majority(ballot, VoteKind.REFUSED)
     return Verdict.TAKEN if is_taken else Verdict.UNAVAILABLE
 
 
 def earliest_free(ballot: Ballot) -> float | None:
-    """
-    Return when a quorum could be free if nobody renews [s from now], None if unknown.
-
-    The k-th smallest of the leases that refused us, k being how many more nodes we need.
-    """
+    """Return when a quorum could be free if nobody renews [s from now], None if unknown."""
     leases = sorted(v.ttl for v in votes_of(ballot, VoteKind.REFUSED) if v.ttl)
     missing = quorum(len(ballot)) - count(ballot, VoteKind.GRANTED)
     return leases[missing - 1] if 0 < missing <= len(leases) else None
@@ -230,9 +208,7 @@ def quarantine_left(
     """
     Return when enough quarantines end for a quorum [s from now], None if they are no cause.
 
-    Args:
-        ballot: What the nodes answered.
-        answers: The votes of nodes that are not in quarantine.
+    *answers* are the votes of nodes that are not in quarantine.
     """
     waits = sorted(v.ttl for v in votes_of(ballot, VoteKind.QUARANTINED))
     missing = quorum(len(ballot)) - count(ballot, *answers)
@@ -240,28 +216,19 @@ def quarantine_left(
 
 
 def holder_of(ballot: Ballot) -> dict[str, Any]:
-    """
-    Return what is known of the holder that most nodes named; empty if none did.
-
-    Returns:
-        Plain JSON values: ``token`` (its public part), ``ttl`` [s], and whatever
-        its description says (``task_id``, ``execution``, ``host``, ``pid``, ``since`` ...).
-    """
+    """Return what is known of the holder that most nodes named, as `LockTaken.holder`."""
     return holder_named_by(agreeing(ballot, lambda vote: refused_for(vote) or None))
 
 
 def positions_of(ballot: Ballot, *kinds: enum.Enum) -> frozenset[int]:
-    """Return the positions of the nodes that answered with any of *kinds*."""
     return frozenset(i for i, vote in enumerate(ballot) if vote is not None and vote.kind in kinds)
 
 
 def holder_named_by(votes: Sequence[Vote]) -> dict[str, Any]:
-    """Return what is known of the holder that all of *votes* name, as `holder_of`."""
     return {**read_holder(votes[0].value), "ttl": max(v.ttl for v in votes)} if votes else {}
 
 
 def votes_by_node(ballot: Ballot, labels: Sequence[str]) -> dict[str, str]:
-    """Return every node's answer in plain words, by node label."""
     return {
         label: "not waited for" if vote is None else vote.in_words()
         for label, vote in zip(labels, ballot, strict=True)

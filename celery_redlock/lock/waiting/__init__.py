@@ -1,1 +1,1 @@
-"""Those who wait for a lock: known to the nodes, and woken by their hints."""
+"""Waiting for a lock: known to the nodes, and woken by their hints."""

@@ -46,17 +46,7 @@ SHORTEST_BACKOFF, LONGEST_BACKOFF = 0.2, 10.0
 
 
 class Listener:
-    """
-    What one process hears from all nodes. Safe from any thread, and after a fork.
-
-    Args:
-        addresses: Of the nodes.
-        prefix: Of keys and channels.
-        round_trip: Returns how long the node at a position takes to answer [s].
-
-    Attributes:
-        room: Who waits.
-    """
+    """All that one process hears from the nodes. Safe from any thread, and after a fork."""
 
     def __init__(
         self, addresses: Sequence[Address], prefix: str, round_trip: Callable[[int], float]
@@ -73,7 +63,6 @@ class Listener:
         self._user = weakref.ref(user)
 
     def start_over(self) -> None:
-        """Listen to nobody; what belongs to a parent process is left alone."""
         self._mutex = new_mutex()
         self._process = secrets.token_hex(CHANNEL_LENGTH // 2)
         self.room = Room(quorum(len(self._addresses)), self._round_trip)
@@ -90,7 +79,6 @@ class Listener:
             connection.disconnect()  # shuts nothing down: not our pid
 
     def close(self) -> None:
-        """Hang up; whoever waits is woken no more."""
         with self._mutex:
             # First that others can listen: a signal may strike in between.
             closed, self._closed, self._listening = self._closed, threading.Event(), set()
@@ -99,11 +87,9 @@ class Listener:
             hang_up(connection)
 
     def channel(self) -> str:
-        """What this process is woken by."""
         return self._process
 
     def enter(self, waiting: Waiting) -> None:
-        """Have *waiting* woken by what is heard, until `leave`."""
         self.room.enter(waiting)
         with self._mutex:
             missing = set(range(len(self._addresses))) - self._listening
@@ -111,7 +97,6 @@ class Listener:
             self._start(position)
 
     def leave(self, waiting: Waiting) -> None:
-        """Have it woken no more."""
         self.room.leave(waiting)
         self._unused_since = clock.now()
 

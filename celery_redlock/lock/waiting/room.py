@@ -1,5 +1,5 @@
 """
-The room of all who wait for locks in a process, threads and messages alike.
+A room for all that wait for locks in a process, threads and messages alike.
 
     enter --> a node sends a hint that the lock may be free --> the oldest who waits for it is woken
           --> leave, or wait again
@@ -36,22 +36,14 @@ takes_free = attrgetter("takes_free")
 
 
 class Waiting:
-    """
-    Somebody who waits for a lock in this process.
+    """Somebody who waits for a lock in this process."""
 
-    Attributes:
-        line: Redis key of the line.
-        since: Since when [s, Unix time].
-        is_woken: Whether it was, and has not waited again since.
-        takes_free: Whether it tries for a lock that is free; else it waits for a release.
-    """
-
-    takes_free = True
+    takes_free = True  # or else it waits for a release
 
     def __init__(self, line: bytes, since: float) -> None:
-        self.line = line
-        self.since = since
-        self.is_woken = False
+        self.line = line  # Redis key of the line
+        self.since = since  # [s, Unix time]
+        self.is_woken = False  # and has not waited again since
 
     def wake(self, after: float) -> None:
         """Have it try for the lock in so many seconds; called with the room's mutex held."""
@@ -74,13 +66,12 @@ class ThreadWaiting(Waiting):
         self._bell.acquire()
 
     def wake(self, after: float) -> None:
-        """As of `Waiting`; if it does not sleep, its next `wait` ends by then."""
+        """If it does not sleep, its next `wait` ends by then."""
         self._wakes_at = min(self._wakes_at, self._now() + after)
         if self._bell.locked():
             self._bell.release()
 
     def seconds_left(self, ends: float) -> float:
-        """Return how long it is until it is woken, or until *ends* [s, our clock]."""
         if self._wakes_at == NEVER:
             self.is_woken = False
         return min(ends, self._wakes_at) - self._now()
@@ -103,33 +94,17 @@ class ThreadWaiting(Waiting):
 
 @dataclass
 class Hint:
-    """
-    That a lock may be free by a release, as one or several nodes say.
+    """That a lock may be free by a release."""
 
-    Attributes:
-        at: When the first did [s, our clock].
-        counts_at: When it counts if no more do [likewise].
-        nodes: Positions of those that did.
-        waiting: Who was woken by it.
-        is_said: Whether a majority has.
-    """
-
-    at: float
-    counts_at: float
-    nodes: set[int] = field(default_factory=set)
-    waiting: Waiting | None = None
-    is_said: bool = False
+    at: float  # when the first node said so [s, our clock]
+    counts_at: float  # if no more do
+    nodes: set[int] = field(default_factory=set)  # positions of those that did
+    waiting: Waiting | None = None  # who was woken by it
+    is_said: bool = False  # by a majority
 
 
 class Room:
-    """
-    Who waits for locks in one process. Safe from any thread.
-
-    Args:
-        majority: How many nodes that is.
-        round_trip: Returns how long the node at a position takes to answer [s].
-        now: The clock [s].
-    """
+    """All that wait for locks in one process. Safe from any thread."""
 
     def __init__(
         self,
@@ -146,16 +121,13 @@ class Room:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody waits."""
         return not self._lines
 
     def enter(self, waiting: Waiting) -> None:
-        """Have *waiting* woken from now on."""
         with self._mutex:
             insort(self._lines.setdefault(waiting.line, []), waiting, key=by_age)
 
     def leave(self, waiting: Waiting) -> None:
-        """Have it woken no more."""
         with self._mutex:
             line = self._lines.get(waiting.line, [])
             if waiting in line:
@@ -173,7 +145,7 @@ class Room:
                 insort(line, waiting, key=by_age)
 
     def is_oldest(self, waiting: Waiting) -> bool:
-        """Whether it takes a lock that is free, and nobody here has waited longer for that one."""
+        """Return whether it takes a free lock, and nobody here has waited longer for that one."""
         # Without the mutex: another thread may be about to leave an empty line.
         in_line = self._lines.get(waiting.line, ())
         return waiting.takes_free and next(filter(takes_free, in_line), waiting) is waiting

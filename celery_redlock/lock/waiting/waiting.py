@@ -1,5 +1,5 @@
 """
-Who waits for a lock, as the nodes know them: noted when refused, told when the lock is released.
+Waiters as the nodes record them: added when refused, sent a hint when the lock is released.
 
 A node grants nothing by it. It has two keys for each lock name, which expire:
 
@@ -26,8 +26,8 @@ from celery_redlock.lock.records import (
     encode_info,
     holder_payload,
     line_key,
-    place_name,
-    record_key,
+    lock_keys,
+    waiters_key,
 )
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts.requests import Request
@@ -54,7 +54,6 @@ __all__ = [
     "leave_request",
     "wait_request",
     "waited_for",
-    "waiters_key",
 ]
 
 #: How long a node counts somebody as waiting that it has not heard of again [s]. A message that is
@@ -142,47 +141,26 @@ register(WAIT, LEAVE)
 
 @dataclass(frozen=True)
 class InLine:
-    """
-    Somebody who waits for a lock, as a node knows it.
-
-    Attributes:
-        name: Lock name.
-        who: What tells this one from others who wait: 32 hexadecimal digits.
-        since: Since when [s, Unix time].
-        info: Description; plain JSON values.
-        channel: Of its process; empty where nothing can be sent to it.
-        limit: How many places the lock has for it.
-        asks: Whether the nodes are to say how many places of the lock nobody holds.
-    """
+    """Somebody who waits for a lock, as a node knows it."""
 
     name: str
-    who: str = field(repr=False)
-    since: float
-    info: dict[str, Any]
-    channel: str = ""
-    limit: int = 1
-    asks: bool = False
-
-
-def waiters_key(rules: Rules, name: str) -> bytes:
-    """Return the Redis key of what a node knows of those who wait for the lock *name*."""
-    return record_key(rules.prefix, "waiters", name)
-
-
-def places_of(rules: Rules, name: str, limit: int) -> list[bytes]:
-    names = (place_name(name, place) for place in range(limit))
-    return [record_key(rules.prefix, "lock", name) for name in names]
+    who: str = field(repr=False)  # tells this one from others: 32 hexadecimal digits
+    since: float  # [s, Unix time]
+    info: dict[str, Any]  # plain JSON values
+    channel: str = ""  # of its process; empty where nothing can be sent to it
+    limit: int = 1  # how many places the lock has for it
+    asks: bool = False  # whether the nodes are to say how many of these nobody holds
 
 
 def wait_request(rules: Rules, one: InLine, most: int = 0) -> Request:
-    """Return what notes that *one* waits, unless *most* others do already; 0 for any number."""
-    places = places_of(rules, one.name, one.limit) if one.asks else ()
+    """Record that *one* waits, unless *most* others do already; 0 for any number."""
+    places = lock_keys(rules.prefix, one.name, one.limit) if one.asks else ()
     node = Keys.of(rules.prefix, "")
     return Request(
         WAIT,
         (
             line_key(rules.prefix, one.name),
-            waiters_key(rules, one.name),
+            waiters_key(rules.prefix, one.name),
             node.boot,
             node.quarantine,
             *places,
@@ -201,12 +179,12 @@ def wait_request(rules: Rules, one: InLine, most: int = 0) -> Request:
 
 
 def leave_request(rules: Rules, name: str, who: str) -> Request:
-    """Return what notes that *who* waits for the lock *name* no more."""
-    return Request(LEAVE, (line_key(rules.prefix, name), waiters_key(rules, name)), (who.encode(),))
+    return Request(
+        LEAVE, (line_key(rules.prefix, name), waiters_key(rules.prefix, name)), (who.encode(),)
+    )
 
 
 def has_answered(ballot: Ballot) -> bool:
-    """Return whether a majority says that somebody may wait, or that it may not."""
     return any(has_majority(ballot, kind) for kind in (VoteKind.GRANTED, VoteKind.REFUSED))
 
 
@@ -219,6 +197,6 @@ def waited_for(ballot: Ballot) -> float | None:
 
 def free_places(ballot: Ballot) -> int:
     """Return how many places of the lock nobody holds, at least, by what a majority says."""
-    said = sorted((vote.amount for vote in votes_of(ballot, VoteKind.GRANTED)), reverse=True)
+    said = sorted(vote.amount for vote in votes_of(ballot, VoteKind.GRANTED))
     majority = quorum(len(ballot))
-    return said[majority - 1] if len(said) >= majority else 0
+    return said[-majority] if len(said) >= majority else 0

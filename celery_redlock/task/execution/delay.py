@@ -1,4 +1,4 @@
-"""The delay after which a task that was not granted its lock comes again."""
+"""The delay after which a task that was not granted its lock is delivered again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNTIL_THAT_ENDS = Reschedule(cap=10.0)
 
 def delay(refused: Refused, plan: PutOff, waiting: Waiting) -> float:
     """
-    Return when the task comes again if nobody wakes it [s from now].
+    Return when the task is delivered again if nobody wakes it [s from now].
 
     Args:
         refused: Why it was not granted its lock.

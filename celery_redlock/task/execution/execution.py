@@ -12,11 +12,8 @@ its own.
 
 from __future__ import annotations
 
-import inspect
 import sys
-import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextvars import ContextVar
 from datetime import datetime, timezone
 from typing import Any
@@ -24,29 +21,23 @@ from typing import Any
 from celery.exceptions import Retry
 from celery.utils.time import maybe_make_aware
 
-from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock
-from celery_redlock.lock.scripts.requests import Marker
-from celery_redlock.process.deferral import defer_signals
-from celery_redlock.process.log import get_logger
 from celery_redlock.task.execution.begin import Finished, Granted, Refused, begin
-from celery_redlock.task.execution.claim import Claim, end_reservation
-from celery_redlock.task.execution.interrupt import Interrupt, LockInterrupt, defer_interrupts
-from celery_redlock.task.execution.line import leave_line
+from celery_redlock.task.execution.body import run_body
+from celery_redlock.task.execution.claim import Claim
+from celery_redlock.task.execution.end import complete, end
+from celery_redlock.task.execution.interrupt import Interrupt, defer_interrupts
 from celery_redlock.task.execution.outcome import (
-    DONE,
     FINISHING,
     DeliveryOver,
     Outcome,
     Records,
-    comes_again,
     outcome_of,
-    records_after,
 )
 from celery_redlock.task.execution.refused import end_copy, refuse
 from celery_redlock.task.execution.reporting import report, report_unnamed
 from celery_redlock.task.execution.start import Started, start
-from celery_redlock.task.messages.delivery import hide
+from celery_redlock.task.messages.delivery_info import hide
 from celery_redlock.task.messages.envelope import Envelope
 from celery_redlock.task.naming.task_lock import names_of_call
 
@@ -55,14 +46,8 @@ __all__ = [
     "current_lock",
     "delay_in",
     "latest_execution",
-    "left_of",
     "running_execution",
 ]
-
-logger = get_logger(__name__)
-
-#: How long a worker needs at most, most often, to hear of a release that a node has answered [s].
-HINT_TAKES = 0.002
 
 
 class Execution:
@@ -129,7 +114,8 @@ class Execution:
         started = start(begun, args, kwargs) if isinstance(begun, Granted) else begun
         match started:
             case Started():
-                return self.run_body(body, started.args, started.kwargs), Outcome.FINISHED
+                call = body, started.args, started.kwargs
+                return run_body(self.claim, self.own_lock, self.interrupt, *call), Outcome.FINISHED
             case Refused():
                 return refuse(started), Outcome.SKIPPED
             case Finished():
@@ -157,32 +143,6 @@ class Execution:
                 self.granted, self.own_lock = begun, begun.own
         return begun
 
-    # -- the body ---------------------------------------------------------------------
-
-    def run_body(
-        self,
-        body: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Run *body*; raises LockLost where it is interrupted because its lock is lost."""
-        held = self.own_lock
-        try:
-            with self.interrupt:
-                if held is not None and self.claim.options.aborts_on_loss:
-                    held.ensure_held()  # it may have been lost before there was a body to interrupt
-                result = body(*args, **kwargs)
-                if held is not None and not self.claim.is_report:
-                    check_ended(result, self.task.name)
-                return result
-        except LockInterrupt as error:
-            if held is None or error.interrupt is not self.interrupt:
-                raise  # meant for the task that called apply() in its body
-            lost = next((one for one in held.others if one.is_lost), held)
-            raise lost.loss() from None
-        finally:
-            self.interrupt.disarm()  # a signal may strike before the ``with`` has called __exit__
-
     def hand_over_to(self, sig: Any) -> bool:
         """Pass the reservation on to *sig*, which replaces this task; return whether it has it."""
         reservation = self.claim.reservation
@@ -192,68 +152,21 @@ class Execution:
         sig.set(headers={**(sig.options.get("headers") or {}), **header})
         return True
 
-    # -- after the body -----------------------------------------------------------------
+    # -- its end --------------------------------------------------------------------
 
     def end(self, outcome: Outcome, comes_in: float = 0.0) -> None:
-        """
-        Release the lock, and store on the nodes what `records_after` says.
-
-        Once, with signals deferred, and without failing the task.
-
-        Args:
-            outcome: How this execution has ended.
-            comes_in: When it is delivered again, if it is [s from now].
-        """
+        """End once, with signals deferred; *outcome* and *comes_in* as of `end`."""
         if self.records is not None:
             return
         with defer_interrupts():
-            claim, held = self.claim, self.own_lock
-            reservation, waiting = claim.reservation, claim.delivery.envelope.waiting
             self.records = Records()
-            if waiting is not None and held is None and not comes_again(outcome, comes_in):
-                leave_line(claim, waiting.name)  # with a lock it has left
-            is_parents = held is not None and held.lost_reason == "fork"  # who goes on under it
-            if is_parents or (held is None and reservation is None):
-                return
-            try:
-                state = FINISHING if self.task.acks_late else DONE
-                marker = None if held is None else state
-                self.records = records_after(outcome, claim.options, reservation, marker, comes_in)
-                if not self.records.after_result:
-                    end_reservation(claim, self.records)
-            except Exception:  # the options are impossible; the task's own outcome stands
-                logger.exception("%s may leave something on the nodes; it expires", claim)
-            finally:
-                if held is not None:
-                    self._release(held, self.records)
-
-    def _release(self, held: HeldLock, records: Records) -> None:
-        claim = self.claim
-        try:
-            options, state, locks = claim.options, records.marker, claim.locks
-            keep = left_of(options.min_hold, held.since) if options.min_hold else 0.0
-            life = options.ttl if state == FINISHING else options.dedup_ttl
-            marker = Marker(self.id, state, life) if state is not None else None
-            for other in held.others:
-                locks.give_back(other, keep=keep)
-            waits = claim.delivery.was_woken
-            locks.give_back(held, keep=keep, marker=marker, waits=waits)
-            if waits:  # or a busy worker has given this process another task before it hears of it
-                time.sleep(HINT_TAKES)
-        except Exception:  # the lease expires; the task's own outcome stands
-            logger.exception("Releasing lock %r failed; it ends within %g s", held.name, held.ttl)
+            self.records = end(self.claim, self.own_lock, outcome, comes_in)
 
     def completed(self, *, is_stored: bool) -> None:
         """Complete the records now that Celery has finished, having stored the result or not."""
         latest_execution.set(self._before)
-        records, claim = self.records, self.claim
-        if records is None or records.marker != FINISHING:
-            return
-        with defer_signals():
-            if records.after_result and is_stored:
-                end_reservation(claim, records)
-            done = Marker(self.id, DONE, claim.options.dedup_ttl)
-            claim.locks.mark(done if is_stored else Marker(self.id, FINISHING, 0.0))
+        if self.records is not None and self.records.marker == FINISHING:
+            complete(self.claim, self.records, is_stored=is_stored)
 
     # -- what it is -------------------------------------------------------------------
 
@@ -320,30 +233,6 @@ def current_lock() -> HeldLock:
         )
         raise RuntimeError(msg)
     return execution.held
-
-
-def left_of(min_hold: float, since: float) -> float:
-    """Return for how long a lock that is held since then has to be kept [s], clock set or not."""
-    return min(min_hold, max(0.0, since + min_hold - clock.wall()))
-
-
-#: Of what a result backend can store as it is.
-PLAIN = frozenset({type(None), bool, int, float, str, bytes, dict, list, tuple})
-
-
-def check_ended(result: Any, task: str) -> None:
-    """Raise TypeError if *result*, of the body of *task*, is something that has yet to run."""
-    if type(result) in PLAIN:  # most are
-        return
-    is_generator = inspect.isgenerator(result) or inspect.isasyncgen(result)
-    if not (is_generator or inspect.isawaitable(result) or isinstance(result, Future)):
-        return
-    if inspect.iscoroutine(result):
-        result.close()  # nobody is to wait for it
-    raise TypeError(
-        f"{task} returned a {type(result).__name__}, which runs after it has returned, without the "
-        "lock; wait for its end in the body"
-    )
 
 
 def delay_in(error: Exception) -> float:

@@ -169,7 +169,7 @@ def later(
 
 
 def report_delay(refused: Refused, plan: PutOff, waiting: Waiting, after: float) -> None:
-    """Tell the observers, or the log, that the task comes again *after* so long [s]."""
+    """Tell the observers, or the log, that the task is delivered again *after* so long [s]."""
     claim, seconds = refused.claim, int(after)
     match plan:
         case Retry():

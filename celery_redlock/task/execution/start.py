@@ -20,7 +20,7 @@ from celery_redlock.task.execution.claim import Claim, end_reservation
 from celery_redlock.task.execution.interrupt import defer_interrupts
 from celery_redlock.task.execution.outcome import Records
 from celery_redlock.task.execution.plan import Situation
-from celery_redlock.task.messages.delivery import forget_serializer
+from celery_redlock.task.messages.delivery_info import forget_serializer
 from celery_redlock.task.messages.reservation import NotItsTurn, Reservation, newest_call
 from celery_redlock.task.naming.task_lock import names_of
 from celery_redlock.unique.requests import OVER

@@ -1,4 +1,4 @@
-"""Facts of an app's broker: when it delivers a message again, and where it holds one back."""
+"""Facts of an app's broker: when it delivers a message again, and where it delays one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kombu import Exchange, Queue
 
 from celery_redlock.configuration import first_url
 from celery_redlock.process.log import get_logger
-from celery_redlock.task.messages.delivery import queue_of
+from celery_redlock.task.messages.delivery_info import queue_of
 
 if TYPE_CHECKING:
     from celery_redlock.task.options import LockOptions
@@ -42,7 +42,7 @@ WAITED = re.compile(r"^(?:[01]\.){28}")
 
 
 def visibility_timeout(app: Any) -> float | None:
-    """Return after how long *app*'s broker delivers a message again [s]; None for never."""
+    """In seconds; None for a broker without one."""
     scheme = first_url(app.conf.broker_read_url).partition(":")[0].partition("+")[0]
     if scheme not in VISIBILITY_TIMEOUTS:
         return None
@@ -51,7 +51,6 @@ def visibility_timeout(app: Any) -> float | None:
 
 
 def warn_if_forgetful(task: Any, dedup_ttl: float) -> None:
-    """Warn if *task*'s message may be delivered again after its execution was forgotten."""
     timeout = visibility_timeout(task.app)
     if timeout is not None and 0 < dedup_ttl < timeout:
         logger.warning(
@@ -64,24 +63,23 @@ def warn_if_forgetful(task: Any, dedup_ttl: float) -> None:
 
 
 def warn_if_results_expire(task: Any, options: LockOptions) -> None:
-    """Warn if duplicates of *task* may join one whose result the backend has dropped already."""
-    kept = task.app.conf.result_expires
-    kept = kept.total_seconds() if isinstance(kept, timedelta) else kept
+    expires = task.app.conf.result_expires
+    expires = expires.total_seconds() if isinstance(expires, timedelta) else expires
     is_joined = options.unique_until == "expired" and options.on_duplicate == "join"
-    if is_joined and not task.ignore_result and kept and options.unique_for > kept:
+    if is_joined and not task.ignore_result and expires and options.unique_for > expires:
         logger.warning(
             "%s: unique_for (%g s) is longer than result_expires (%g s): a duplicate may join a "
             "task whose result is gone, and its get() then waits without end; raise "
             "result_expires, or use on_duplicate='fail'",
             task.name,
             options.unique_for,
-            kept,
+            expires,
         )
 
 
 def longest_countdown(app: Any) -> float:
     """
-    Return the longest delay that is safe with *app*'s broker [s].
+    Longest delay that is safe with *app*'s broker [s].
 
     A delayed message waits unacknowledged in a worker; delayed for longer than the
     visibility timeout it would be delivered again and again. RabbitMQ has none, but ends a
@@ -115,12 +113,11 @@ def way_back(app: Any, request: Any) -> dict[str, Any]:
 
 
 def delays_in_broker(app: Any) -> bool:
-    """Return whether Celery lets the broker hold back delayed messages."""
     if detect_quorum_queues is None:
         return False
     return bool(detect_quorum_queues(app, driver_of(app))[0])
 
 
 def driver_of(app: Any) -> str:
-    """Return the kind of broker that *app* publishes to, as ``"amqp"`` or ``"redis"``."""
+    """Such as ``"amqp"`` or ``"redis"``."""
     return str(app.producer_pool.connections.connection.transport.driver_type)

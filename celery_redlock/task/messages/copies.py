@@ -1,4 +1,4 @@
-"""What a retry or a copy takes over from its message."""
+"""Options and headers that a retry or a copy takes over from its message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from kombu import Queue
 
-from celery_redlock.task.messages.delivery import broadcast_of, queue_of, serializer_of
+from celery_redlock.task.messages.delivery_info import broadcast_of, queue_of, serializer_of
 from celery_redlock.task.messages.envelope import HEADER, Envelope
 
 __all__ = ["options_of_copy", "way_of_copy"]
@@ -16,15 +16,7 @@ __all__ = ["options_of_copy", "way_of_copy"]
 def options_of_copy(
     task: Any, request: Any, given: Mapping[str, Any], *, has_new_arguments: bool
 ) -> dict[str, Any]:
-    """
-    Return the options of a retry or copy of the message of *request*.
-
-    Args:
-        task: A `RedlockTask`.
-        request: Of the delivery.
-        given: Options that the caller gives; they count, but for our header.
-        has_new_arguments: Whether the caller gives arguments, too.
-    """
+    """Return the options of a retry or copy; those *given* count, but for our header."""
     own, options = vars(request), dict(given)
     headers = given.get("headers", request.headers)
     headers = headers if isinstance(headers, Mapping) else {}
@@ -48,7 +40,7 @@ def options_of_copy(
 
 def way_of_copy(request: Any) -> dict[str, Any]:
     """
-    Return by which queue a copy of a broadcast message goes, as the option of a publish.
+    Return the queue that a copy of a broadcast message goes by, as the option of a publish.
 
     To that queue alone, with RabbitMQ: by the exchange it would go to all of them again. Others,
     as Redis, have no such way; there each worker drops what is for another.
@@ -59,11 +51,6 @@ def way_of_copy(request: Any) -> dict[str, Any]:
 
 
 def envelope_of_copy(headers: Mapping[str, Any], request: Any) -> Envelope:
-    """
-    Return what a message with these *headers* says of itself, or a retry of *request* does.
-
-    A retry waits for its own time, and not for the lock.
-    """
     envelope = Envelope.of(headers.get(HEADER), request.id)
     if envelope.publish_id is not None:  # of a copy, which is the same execution
         return envelope

@@ -1,5 +1,5 @@
 """
-What a message carries of ours: one header, ``redlock``, a small JSON object.
+The header ``redlock`` of a message, a small JSON object.
 
     publisher --> written by `Envelope.header` --> parsed by `Envelope.of`, in a worker's parent
                                                    process and in the child alike
@@ -21,9 +21,8 @@ from celery_redlock.task.messages.slot import Slot
 from celery_redlock.task.messages.waiting import Waiting
 from celery_redlock.task.naming.keys import MOST_NAMES
 
-__all__ = ["HEADER", "Envelope", "fresh_publish_id", "hide_header"]
+__all__ = ["HEADER", "Envelope", "fresh_publish_id"]
 
-#: Name of the header.
 HEADER = "redlock"
 VERSION = 1
 #: Most times a policy may reschedule a task; larger numbers are forged.
@@ -35,7 +34,7 @@ EXECUTION_ID = re.compile(r"[0-9a-f]{32}")
 
 class Envelope(NamedTuple):
     """
-    What a message says of itself.
+    The fields of the header.
 
     Attributes:
         publish_id: Of the publish that made the message; a copy that this package publishes in
@@ -43,9 +42,6 @@ class Envelope(NamedTuple):
             empty for a copy of one that the broker had delivered again.
         previous: Id of the execution whose body published this one under its own task id.
         reschedules: How often a policy has rescheduled the task.
-        reservation: That the message was published with, if any.
-        slot: That a periodic task was published for, if any.
-        waiting: Since when the task waits for its lock, and for which; None if it does not.
         worker: Name of the only worker that is to run it: a copy of a broadcast task goes to all of
             them again.
         names: Its lock names, as they are in keys, where code of the user's has made them: in a
@@ -80,63 +76,36 @@ class Envelope(NamedTuple):
         return cls(**found)
 
     def header(self, task_id: str) -> dict[str, Any]:
-        """Return what a message of the task *task_id* carries: ``{"redlock": {...}}``."""
-        fields: dict[str, Any] = {"v": VERSION, "task_id": task_id}
-        if self.publish_id is not None:
-            fields["id"] = self.publish_id
-        if self.previous is not None:
-            fields["previous"] = self.previous
-        if self.reschedules:
-            fields["reschedules"] = self.reschedules
-        if self.reservation is not None:
-            fields["reservation"] = self.reservation.parts
-        if self.slot is not None:
-            fields["slot"] = self.slot.parts
-        if self.waiting is not None:
-            fields["waiting"] = self.waiting.parts
-        if self.worker is not None:
-            fields["worker"] = self.worker
-        if self.names:
-            fields["names"] = list(self.names)
-        return {HEADER: fields}
+        fields = {
+            "id": self.publish_id,
+            "previous": self.previous,
+            "reschedules": self.reschedules or None,
+            "reservation": self.reservation and self.reservation.parts,
+            "slot": self.slot and self.slot.parts,
+            "waiting": self.waiting and self.waiting.parts,
+            "worker": self.worker,
+            "names": list(self.names) or None,
+        }
+        said = {field: value for field, value in fields.items() if value is not None}
+        return {HEADER: {"v": VERSION, "task_id": task_id, **said}}
 
 
 NOTHING = Envelope()
 
 
 def fresh_publish_id() -> str:
-    """Return an id that no other publish has."""
     return os.urandom(16).hex()
 
 
-def hide_header(request: Any) -> None:
-    """
-    Show a body only the headers that its caller gave, and its slot.
-
-    Without the publish id: a body that passes its headers on publishes another execution.
-    """
-    headers = request.headers
-    if type(headers) is not dict or HEADER not in headers:
-        return
-    seen = dict(headers)
-    ours = seen.pop(HEADER)
-    if type(ours) is dict and "slot" in ours:
-        seen[HEADER] = {field: value for field, value in ours.items() if field != "id"}
-    request.headers = seen or None
-
-
 def text(pattern: re.Pattern[str]) -> Callable[[Any], str | None]:
-    """Return what returns a value if it is a text that *pattern* fits."""
     return lambda value: value if type(value) is str and pattern.fullmatch(value) else None
 
 
 def count(value: Any) -> int:
-    """Return *value* if it is a number of times, else 0."""
     return value if type(value) is int and 0 < value <= MOST_RESCHEDULES else 0
 
 
 def short_names(value: Any) -> tuple[str, ...]:
-    """Return *value* if it is lock names as they are in keys, else none."""
     if not (isinstance(value, (list, tuple)) and 0 < len(value) <= MOST_NAMES):
         return ()
     return tuple(value) if all(map(is_short_name, value)) else ()

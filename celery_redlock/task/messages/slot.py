@@ -1,4 +1,4 @@
-"""What the message of a periodic task says of the slot that it was published for."""
+"""The slot that a periodic task was published for, as its message carries it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,14 @@ __all__ = ["Slot"]
 WELL_FORMED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00")
 LONGEST_ENTRY = 200
 LONGEST_NAME = 100_000
-#: How long the reservation of a run that waits stands by itself [s]. If its message outlives that,
+#: How long the reservation of a run that waits lasts by itself [s]. If its message outlives that,
 #: a second one may be published; if it was never published, the next one is after so long.
 BUFFERED_FOR = 300.0
 
 
 @dataclass(frozen=True)
 class Slot:
-    """
-    A moment at which an entry of a schedule is due.
-
-    Attributes:
-        entry: Name of the entry.
-        due: When [s, Unix time, whole milliseconds].
-        overlap: One of `OVERLAP`.
-    """
+    """A moment [s, Unix time, whole milliseconds] at which an entry of a schedule is due."""
 
     entry: str
     due: float
@@ -39,7 +32,6 @@ class Slot:
 
     @classmethod
     def of(cls, parts: Any) -> Slot | None:
-        """Parse what a message carries; None if absent or malformed."""
         if not (isinstance(parts, (list, tuple)) and len(parts) == 3):  # noqa: PLR2004
             return None
         if not all(isinstance(part, str) for part in parts):
@@ -57,36 +49,31 @@ class Slot:
 
     @property
     def moment(self) -> datetime:
-        """When it is due, in UTC."""
         return datetime.fromtimestamp(self.due, timezone.utc)
 
     @property
     def parts(self) -> list[str]:
-        """What the message of its task carries."""
         return [self.entry, self.moment.isoformat(timespec="milliseconds"), self.overlap]
 
     @property
     def info(self) -> dict[str, Any]:
-        """How the run describes itself."""
         return {"slot": [self.entry[:LONGEST_ENTRY], self.due]}
 
     def is_run_of_entry(self, holder: Mapping[str, Any]) -> bool:
-        """Return whether *holder*, as in `LockTaken.holder`, is a run of this entry."""
-        told = holder.get("slot")
-        return isinstance(told, list) and told[:1] == [self.entry[:LONGEST_ENTRY]]
+        slot = holder.get("slot")
+        return isinstance(slot, list) and slot[:1] == [self.entry[:LONGEST_ENTRY]]
 
     def task_id(self, beat: str) -> str:
-        """Return the id of its task: the same wherever it is published by schedulers of *beat*."""
+        """The same wherever it is published by schedulers of *beat*."""
         return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{beat}\0{self.entry}\0{self.due:.3f}"))
 
     @property
     def is_buffered(self) -> bool:
-        """Whether one run may wait for the one before it."""
         return self.overlap == "buffer_one"
 
     def adjust(self, options: LockOptions) -> LockOptions:
         """
-        Return the *options* of a task for a run of this slot.
+        Adjust the *options* of a task for a run of this slot.
 
         With ``"buffer_one"`` there is one that runs and one that waits for it: what a task has
         whose duplicates are merged into the next run.

@@ -1,5 +1,5 @@
 """
-That a task waits for its lock, as its message says, and when it comes if nobody wakes it.
+The waiting state that a message carries: for which lock, since when, how often refused.
 
     refused, policy "queue" --> a copy that says since when it waits (`Waiting`), for much later
     a worker receives it     --> `celery_redlock.task.worker.waiting_room` has it woken
@@ -32,8 +32,6 @@ MOST_TIMES = 2**31 - 1
 
 
 class Wakes(enum.Enum):
-    """What wakes a task that waits."""
-
     #: A lock that is released, or that nobody holds.
     FREE = "free"
     #: A lock that is released: it waits for another one to end, and would find a free lock at once.
@@ -49,13 +47,12 @@ SAID: dict[bool | str, Wakes] = {True: Wakes.FREE, False: Wakes.NOTHING, "releas
 @dataclass(frozen=True)
 class Waiting:
     """
-    That a task waits for its lock.
+    A task that waits for its lock.
 
     Attributes:
         name: Of the lock; shortened if it is long.
         since: When the lock was first refused [s, Unix time].
         times: How often it was refused by now [>= 1].
-        wakes_it: What wakes it.
     """
 
     name: str
@@ -65,14 +62,7 @@ class Waiting:
 
     @classmethod
     def again(cls, before: Self | None, name: str, wakes_it: Wakes = Wakes.FREE) -> Self:
-        """
-        Return that a task waits that was refused its lock.
-
-        Args:
-            before: As it came.
-            name: Of the lock.
-            wakes_it: What is to wake it.
-        """
+        """The state after another refusal; *before* is the one that the message came with."""
         short = shorten(name)
         if before is None:
             return cls(short, round(clock.wall(), 3), 1, wakes_it)
@@ -83,12 +73,10 @@ class Waiting:
 
     @property
     def unwoken(self) -> Self:
-        """The same, not to be woken."""
         return replace(self, wakes_it=Wakes.NOTHING)
 
     @classmethod
     def of(cls, value: Any) -> Self | None:
-        """Parse what a message says; None if absent or malformed."""
         if type(value) is not dict:
             return None
         name: Any = value.get("name")
@@ -105,7 +93,6 @@ class Waiting:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """What a message carries."""
         parts: dict[str, Any] = {"name": self.name, "since": self.since, "times": self.times}
         if self.wakes_it is not Wakes.FREE:
             parts["woken"] = self.wakes_it is Wakes.RELEASE and "release"
@@ -114,21 +101,12 @@ class Waiting:
     def in_line(
         self, task: str, task_id: Any, execution: str, channel: str = "", limit: int = 1
     ) -> InLine:
-        """
-        Return what the nodes know of the task while it waits.
-
-        Args:
-            task: Its name.
-            task_id: Of its message.
-            execution: Id of its execution.
-            channel: Of the process that waits with it; empty where nothing wakes it.
-            limit: How many places the lock has for it.
-        """
+        """As the nodes know it; *channel* is empty where nothing wakes it."""
         info = {"task": task, "task_id": task_id}
         asks = self.wakes_it is Wakes.FREE
         return InLine(self.name, execution, self.since, info, channel, limit, asks)
 
     def comes_by_itself(self, longest: float) -> int:
-        """Return when the task comes if nobody wakes it [whole s]; *longest* the broker bears."""
+        """When it comes if nobody wakes it [whole s]; *longest* is what the broker bears."""
         ceiling = min(LONGEST_BY_ITSELF, longest, FIRST_BY_ITSELF * 2.0 ** min(self.times - 1, 10))
         return max(1, math.floor(clock.jitter((1 - JITTER) * ceiling, ceiling)))

@@ -1,11 +1,8 @@
 """
-Binds the arguments of a call to the signature of its task: name -> value as the body sees it.
+Arguments of a call by name, as the body of the task sees them.
 
 That is the body's own signature, seen through the wrappers Celery puts on it, and the
 models that Celery makes of arguments of tasks with ``pydantic=True``.
-
-What is said of the values, a digest or a text, does not belong here, see ``keys`` and
-``template``.
 """
 
 from __future__ import annotations
@@ -26,19 +23,11 @@ __all__ = ["Parameters", "Task", "misfit"]
 
 
 class Task(Protocol):
-    """What this package needs to know of a Celery task."""
+    """A Celery task, as far as names depend on it."""
 
-    @property
-    def name(self) -> str:
-        """Registered name."""
-
-    @property
-    def run(self) -> Callable[..., Any]:
-        """The body, bound."""
-
-    @property
-    def app(self) -> Any:
-        """The Celery app."""
+    name: str
+    run: Callable[..., Any]
+    app: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +36,6 @@ class Parameters:
     The parameters of one task, and how arguments are bound to them.
 
     Attributes:
-        task: Name of the task.
         signature: Of the body, without ``self``.
         rest: Name of the ``**kwargs`` parameter, if there is one.
         plain: Its parameters, where each may be given by position or by name; else empty. A call
@@ -65,7 +53,6 @@ class Parameters:
 
     @classmethod
     def of_task(cls, task: Task) -> Parameters:
-        """Return the parameters of *task*, seen through the wrappers Celery puts on it."""
         # A bound method hides `self`; what it wraps does not.
         signature = inspect.signature(inspect.unwrap(task.run, stop=inspect.ismethod))
         rest = [p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
@@ -81,34 +68,26 @@ class Parameters:
 
     @property
     def names(self) -> list[str]:
-        """Every parameter, in the order of the signature."""
         return list(self.signature.parameters)
 
     def check(self, name: str, option: str) -> None:
-        """
-        Make sure that *option* names an argument this task can have.
-
-        Raises:
-            ConfigurationError: No parameter has this name, and there is no ``**kwargs``.
-        """
+        """Raise ConfigurationError if *option* names an argument that this task cannot have."""
         if name in self.signature.parameters or self.rest is not None:
             return
         near = get_close_matches(name, self.names, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        told = ", ".join(self.names) or "none"
+        names = ", ".join(self.names) or "none"
         raise misfit(
             self.task,
-            f"{option} names {name!r}, which is no parameter; {hint}parameters: {told}",
+            f"{option} names {name!r}, which is no parameter; {hint}parameters: {names}",
         )
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """
         Return argument values by name, defaults filled in, keywords of ``**kwargs`` too.
 
-        Where a keyword of ``**kwargs`` has the name of a parameter, the parameter wins.
-
-        Raises:
-            LockKeyError: The arguments do not fit the signature.
+        Where a keyword of ``**kwargs`` has the name of a parameter, the parameter wins. Raises
+        LockKeyError for arguments that do not fit.
         """
         if self.plain:
             given = {**dict(zip(self.plain, args, strict=False)), **kwargs}
@@ -127,9 +106,6 @@ class Parameters:
         Return *value* as the body will see it: a model, if Celery makes one of it.
 
         Never stricter than the task: ``pydantic_strict`` is for the body to enforce.
-
-        Raises:
-            LockKeyError: The model refuses the value.
         """
         model = self.models.get(name)
         if model is None or value is None:
@@ -145,7 +121,6 @@ class Parameters:
 
 
 def misfit(task: str, what: str) -> ConfigurationError:
-    """Return the error that says what the author of *task* wrote wrongly."""
     return ConfigurationError(f"Task {task!r}: {what}")
 
 
@@ -153,13 +128,11 @@ def misfit(task: str, what: str) -> ConfigurationError:
 
 
 def _is_pydantic_wrapper(function: object) -> bool:
-    """Return whether Celery wrapped this function for ``pydantic=True``."""
     home: dict[str, Any] = getattr(function, "__globals__", {})
     return home.get("__name__") == "celery.app.base"
 
 
 def _models(wrapper: Any, signature: inspect.Signature) -> dict[str, Any]:
-    """Return the parameters that Celery validates, with their models."""
     try:
         hints = typing.get_type_hints(wrapper.__wrapped__)
     except (NameError, AttributeError, TypeError):

@@ -1,13 +1,11 @@
 """
-Turns an argument's value into text that its journey to a worker does not change.
+Text of an argument's value that its journey to a worker does not change.
 
 The canonical text of a value is the JSON that kombu would send for *what a worker
 reads*, compact and with sorted keys. JSON alone tells ``1``, ``1.0``, ``"1"``,
 ``true`` and ``null`` apart and makes tuples lists; kombu's envelopes
 ``{"__type__": "uuid", "__value__": ...}`` are the tags of all other types. A dict
 that merely looks like an envelope is opened by the worker, so it is opened here.
-
-Nothing in this file knows what a task is; names of locks are made in ``keys``.
 """
 
 from __future__ import annotations
@@ -54,26 +52,16 @@ class NotCarried(Exception):
         self.path = path
 
     def inside(self, step: str) -> NotCarried:
-        """Return the same complaint, one container further out."""
         return NotCarried(self.reason, step + self.path)
 
 
 def canonical(value: object) -> str:
     """
-    Return the text that stands for *value* in a lock name.
+    Return the ASCII text that stands for *value* in a lock name; raises NotCarried.
 
     Equal for what kombu's JSON makes equal (tuple and list, ``{1: x}`` and
     ``{"1": x}``, a ``str`` enum and its value), different for all else. Dataclasses and
     pydantic models count as the dict of their fields.
-
-    Args:
-        value: What a task was called with, or what a worker read of it.
-
-    Returns:
-        ASCII text.
-
-    Raises:
-        NotCarried: kombu's JSON cannot carry the value, or it contains itself.
     """
     try:
         return _text(value, ())
@@ -85,10 +73,8 @@ def plain(value: object) -> Plain:
     """
     Return *value* as a worker reads it, if its ``str()`` is the same everywhere.
 
-    Enums give their value: Python 3.10 to 3.13 do not agree on the text of an enum.
-
-    Raises:
-        NotCarried: It is a container, bytes, or an object.
+    Enums give their value: Python 3.10 to 3.13 do not agree on the text of an enum. Raises
+    NotCarried for a container, bytes, or an object.
     """
     # Text with surrogate pairs arrives joined, so only ASCII is sure to stay as it is.
     if type(value) in _UNCHANGED or (type(value) is str and value.isascii()):
@@ -102,12 +88,6 @@ def plain(value: object) -> Plain:
 
 
 def json_key(key: object) -> str:
-    """
-    Return the JSON text that a dict's *key* becomes: every key is a string there.
-
-    Raises:
-        NotCarried: JSON has no such keys.
-    """
     if isinstance(key, str):
         return _json(key)
     if isinstance(key, _SCALARS):
@@ -117,7 +97,7 @@ def json_key(key: object) -> str:
 
 def path_step(key: object) -> str:
     """
-    Return how *key* is written in a path.
+    Write *key* as a step of a path.
 
     Only what looks like the name of a field or an index is shown; any other key may be
     the caller's data, which error messages must not hold.
@@ -128,7 +108,7 @@ def path_step(key: object) -> str:
 
 
 def _text(value: object, above: tuple[int, ...]) -> str:
-    """Return the text of *value*; *above* has the ids of the containers around it."""
+    """*above* has the ids of the containers around *value*."""
     if isinstance(value, _SCALARS):
         return _scalar(value)
     if id(value) in above:
@@ -191,7 +171,6 @@ def _opened_text(envelope: dict[Any, Any], above: tuple[int, ...]) -> str:
 
 
 def _read(value: object) -> object:
-    """Return what a worker reads when *value* is sent."""
     try:
         return kombu_json.loads(kombu_json.dumps(value))
     except Exception:  # noqa: BLE001 - encoders and decoders are anybody's code
@@ -207,7 +186,6 @@ def _sent(value: object) -> object:
 
 
 def _fields(value: object) -> object:
-    """Return the fields of a dataclass or a model, which a worker may get as a dict."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in fields(value)}
     # If nobody has imported pydantic, the value cannot be a model.

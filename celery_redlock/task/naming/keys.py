@@ -1,12 +1,9 @@
 """
-Makes the lock name of a task from its arguments: the same on client and worker.
+Lock names of a task, made from its arguments: the same on client and worker.
 
 By default a name is the task's name and a digest of its bound arguments; a template or
 a callable is the whole name. All checks of what the author of a task wrote happen once,
 in :meth:`LockName.of_task`; what is left for each call is binding and encoding.
-
-How arguments are bound, how a template is read and how one value is encoded does not
-belong here, see ``arguments``, ``template`` and ``canonical``.
 """
 
 from __future__ import annotations
@@ -49,10 +46,9 @@ Maker = Callable[[Sequence[Any], Mapping[str, Any], Mapping[str, Any]], Names]
 @dataclass(frozen=True, slots=True)
 class LockName:
     """
-    Names the locks of one task; built once for each task class.
+    The lock names of one task; built once for each task class.
 
     Attributes:
-        task: Name of the task.
         make: Positional and keyword arguments, headers -> lock name, not yet checked.
         is_computed: Whether code of the user's makes it, which may see more than its arguments.
         is_default: Whether it is the default name, which headers of the app's choice are part of.
@@ -71,19 +67,7 @@ class LockName:
         lock_key: LockKey = None,
         unique_on: Iterable[str] | str | None = None,
     ) -> LockName:
-        """
-        Return how *task* names its locks.
-
-        Args:
-            task: A registered task.
-            lock_key: Template or callable that makes the whole name; None: digest.
-            unique_on: Names of the arguments that make the digest, ``()`` for none of
-                them; None: all.
-
-        Raises:
-            ConfigurationError: The options do not fit together or to the parameters
-                of this task.
-        """
+        """Check the options of *task*; ConfigurationError if they do not fit together or to it."""
         if lock_key is not None and unique_on is not None:
             raise misfit(
                 task.name,
@@ -111,20 +95,9 @@ class LockName:
         headers: Mapping[str, Any] | None = None,
     ) -> Names:
         """
-        Return the lock name of one call, or its names.
+        Return the lock name of one call, or its names; raises LockKeyError.
 
-        Args:
-            args: Positional arguments as published or as received; None: none.
-            kwargs: Keyword arguments likewise.
-            headers: Of the message, those of the user alone; of a default name those that are
-                part of it.
-
-        Returns:
-            A name of at least one character, encodable as UTF-8; or several of them.
-
-        Raises:
-            LockKeyError: The arguments do not fit the task, or what makes the name
-                cannot be read or encoded.
+        *headers* are those of the user alone; of a default name those that are part of it.
         """
         names = self.make(args or (), kwargs or {}, headers or {})
         if isinstance(names, str):
@@ -152,9 +125,6 @@ class LockName:
             ) from None
 
 
-# --- the default: task name and digest ----------------------------------------------
-
-
 def _digest_maker(task: Task, unique_on: Iterable[str] | str | None) -> Maker:
     parameters = Parameters.of_task(task)
     names = sorted(parameters.names if unique_on is None else _chosen(parameters, unique_on))
@@ -177,7 +147,6 @@ def _digest_maker(task: Task, unique_on: Iterable[str] | str | None) -> Maker:
 
 
 def _chosen(parameters: Parameters, unique_on: object) -> set[str]:
-    """Return the names in *unique_on*, or raise if they are none."""
     option = f"unique_on={unique_on!r}"
     if isinstance(unique_on, str):
         raise misfit(parameters.task, f"{option} is one str; write ({unique_on!r},)")
@@ -190,7 +159,6 @@ def _chosen(parameters: Parameters, unique_on: object) -> set[str]:
 
 
 def _of_headers(task: str, headers: Mapping[str, Any]) -> str:
-    """Return the digested text of *headers*; nothing for none."""
     try:
         return canonical(dict(headers)) if headers else ""
     except NotCarried as error:
@@ -201,7 +169,6 @@ def _of_headers(task: str, headers: Mapping[str, Any]) -> str:
 
 
 def _entry(parameters: Parameters, name: str, value: object) -> str:
-    """Return the digested text of one argument's value."""
     try:
         if name in parameters.models:
             value = parameters.validated(name, value)
@@ -211,9 +178,6 @@ def _entry(parameters: Parameters, name: str, value: object) -> str:
             f"Task {parameters.task!r}: argument `{name}{error.path}` {error.reason} and "
             f"cannot be part of a lock name; {_WAY_OUT}"
         ) from None
-
-
-# --- a template ---------------------------------------------------------------------
 
 
 def _template_maker(task: Task, template: str) -> Maker:
@@ -244,9 +208,6 @@ def _template_maker(task: Task, template: str) -> Maker:
     return make
 
 
-# --- several -------------------------------------------------------------------------
-
-
 def _tuple_maker(task: Task, templates: Sequence[object]) -> Maker:
     if not templates or not all(isinstance(one, str) for one in templates):
         raise misfit(task.name, f"lock_key={templates!r} must be templates, one at least")
@@ -258,9 +219,6 @@ def _tuple_maker(task: Task, templates: Sequence[object]) -> Maker:
         return tuple(str(maker(args, kwargs, headers)) for maker in makers)
 
     return make
-
-
-# --- a callable ---------------------------------------------------------------------
 
 
 def _calling_maker(task: Task, lock_key: Callable[..., object]) -> Maker:

@@ -1,5 +1,5 @@
 """
-The setting ``redlock_protect``: which options it gives a task, by the task's name.
+The setting ``redlock_protect``: options for tasks by their names.
 
     {"shop.*": {...}, re.compile(...): {...}, callable: {...}}    the first that matches counts
     callable                                                      name -> options, or None
@@ -17,7 +17,8 @@ from typing import Any
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.settings import check_options_type, check_protect
-from celery_redlock.task.options import BUILT_IN, CHECKS, OPTIONS, nearest_option
+from celery_redlock.task.declared import nearest_option
+from celery_redlock.task.options import BUILT_IN, CHECKS, OPTIONS
 
 __all__ = ["Patterns", "Rule"]
 
@@ -26,31 +27,14 @@ WILDCARDS = frozenset("*?[")
 
 @dataclass(frozen=True)
 class Rule:
-    """
-    What the setting says of some tasks.
-
-    Attributes:
-        where: The place in the setting, for errors.
-        options: Option -> value.
-    """
+    """Options, and their place in the setting for errors."""
 
     where: str
     options: Mapping[str, Any]
 
 
 class Patterns:
-    """
-    The setting, ready to be asked about a task.
-
-    Args:
-        setting: As the app's configuration has it; not None.
-
-    Attributes:
-        setting: The same.
-
-    Raises:
-        ConfigurationError: It is malformed; names the pattern, the option and the fix.
-    """
+    """The setting, checked: ConfigurationError names the pattern, the option and the fix."""
 
     def __init__(self, setting: Any) -> None:
         check_protect(setting)
@@ -64,13 +48,7 @@ class Patterns:
         self._used: set[Any] = set()
 
     def rule_for(self, name: str) -> Rule | None:
-        """
-        Return what the setting says of the task *name*; None to leave it as it is.
-
-        Raises:
-            ConfigurationError: A callable of the user's has failed, or has returned what is no set
-                of options.
-        """
+        """Return the rule for the task *name*; None to leave it as it is."""
         if self._choose is not None:
             is_built_in = name.startswith(BUILT_IN)
             return None if is_built_in else rule_of("redlock_protect", called(self._choose, name))
@@ -84,12 +62,8 @@ class Patterns:
         """
         Return the patterns that look like a mistake, as no task is treated by them.
 
-        Args:
-            names: Of all tasks.
-
-        Returns:
-            Patterns with options that match no task, each with None; and names of tasks, each with
-            the pattern before it that matches, too.
+        Patterns with options that match none of *names*, each with None; and names of tasks, each
+        with the pattern before it that matches, too.
         """
         found = []
         for pattern, matches, rule in self._rules:
@@ -103,16 +77,15 @@ class Patterns:
 
 
 def called(choose: Callable[[str], Any], name: str) -> Any:
-    """Return what *choose* says of a task's name; raises ConfigurationError for what it raises."""
     try:
         return choose(name)
     except Exception as error:  # anybody's code
-        msg = f"redlock_protect: a callable failed for {name!r}: {error!r}"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(
+            f"redlock_protect: a callable failed for {name!r}: {error!r}"
+        ) from error
 
 
 def matcher_of(pattern: Any) -> Callable[[str], Any]:
-    """Return what says whether *pattern* matches a name; as in Celery's ``task_routes``."""
     if isinstance(pattern, str) and WILDCARDS.isdisjoint(pattern):
         return pattern.__eq__
     if isinstance(pattern, str):
@@ -122,12 +95,6 @@ def matcher_of(pattern: Any) -> Callable[[str], Any]:
 
 
 def rule_of(where: str, options: Any) -> Rule | None:
-    """
-    Return the rule with these *options*, None without.
-
-    Raises:
-        ConfigurationError: An option is unknown, or its value impossible.
-    """
     if options is None:
         return None
     check_options_type(where, options)
@@ -135,8 +102,7 @@ def rule_of(where: str, options: Any) -> Rule | None:
         if option not in OPTIONS:
             near = nearest_option(str(option), 0.6)
             hint = f"did you mean {near}?" if near else f"known are {', '.join(OPTIONS)}"
-            msg = f"{where}: unknown option {option}; {hint}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{where}: unknown option {option}; {hint}")
         if option in CHECKS and value is not None:
             CHECKS[option](f"{where}: {option}", value)
     return Rule(where, options)

@@ -1,4 +1,4 @@
-"""Tasks that share a lock name: what they must agree on, as far as their templates tell."""
+"""Checks of tasks that share a lock name, as far as their templates tell."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = get_logger(__name__)
 
 
 class Share(NamedTuple):
-    """What one task asks of the locks that one of its templates names."""
+    """The locks that one template of one task names."""
 
     task: str
     template: str
@@ -26,16 +26,10 @@ class Share(NamedTuple):
 
 def check_shared(tasks: Iterable[Any]) -> None:
     """
-    Check that tasks with one and the same template mean the same lock.
+    Raise ConfigurationError if tasks with one and the same template differ in ``lock_limit``.
 
     Names that a callable makes are not known before a call, and whether fields that are called
     otherwise have the same values neither. A task that only reports keeps nobody out.
-
-    Args:
-        tasks: All `RedlockTask`s of an app.
-
-    Raises:
-        ConfigurationError: Their ``lock_limit`` differs.
     """
     known: dict[str, Share] = {}
     alike: dict[str, Share] = {}
@@ -59,7 +53,6 @@ def check_shared(tasks: Iterable[Any]) -> None:
 
 
 def shares_of(task: Any) -> Iterator[Share]:
-    """Yield what *task* asks of the locks of each of its templates."""
     key = type(task).lock_key
     templates = key if isinstance(key, (tuple, list)) else (key,)
     if not all(isinstance(one, str) for one in templates):
@@ -72,7 +65,6 @@ def shares_of(task: Any) -> Iterator[Share]:
 
 
 def words_for(first: Share, share: Share) -> str:
-    """Return what is wrong with two tasks that share a lock, and the ways out."""
     return (
         f"{first.task} and {share.task} share the lock {share.template!r} with "
         f"lock_limit={first.limit} and lock_limit={share.limit}, so that one would run "
@@ -81,7 +73,7 @@ def words_for(first: Share, share: Share) -> str:
 
 
 def shape_of(template: str) -> str:
-    """Return *template* without what its fields are called: they may have the same values."""
+    """Return *template* without the names of its fields: they may have the same values."""
     return "".join(
         literal + ("" if field is None else f"{{!{conversion}:{spec}}}")
         for literal, field, spec, conversion in Formatter().parse(template)

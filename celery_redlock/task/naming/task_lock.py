@@ -1,5 +1,5 @@
 """
-What one task asks of its lock.
+The lock of one task: its options, and the lock names of a call.
 
 It is kept with the task under a name that no attribute can have, so that a user's class may have
 any name that is not an option or a public method of `RedlockTask`.
@@ -52,10 +52,7 @@ class WithHeaders(Protocol):
 
 class TaskLock:
     """
-    What one task asks of its lock.
-
-    Args:
-        task: A `RedlockTask`.
+    The lock of one task.
 
     Attributes:
         own: The ``lock_name`` of its base; None before it is bound.
@@ -76,11 +73,7 @@ class TaskLock:
         """
         Read what the task declares, now that it is bound to its app.
 
-        Args:
-            own: The class's own ``lock_name``; any other names one lock.
-
-        Raises:
-            ConfigurationError: The options make no lock name.
+        *own* is the class's own ``lock_name``; any other names one lock.
         """
         self._name, self.own = self._make_name(), own
         if self._task.track_started:
@@ -88,7 +81,7 @@ class TaskLock:
 
     @property
     def plugin(self) -> Plugin:
-        """The plugin of its app, which may be another one than when it was declared."""
+        """That of its app, which may be another one than when it was declared."""
         return plugin_for(self._task.app)
 
     @property
@@ -100,11 +93,10 @@ class TaskLock:
 
     @property
     def options(self) -> LockOptions:
-        """Its options under the settings of its app."""
         return self.options_under(self.plugin.settings)
 
     def options_under(self, settings: Settings) -> LockOptions:
-        """Return its options; checked and put together again when attributes or settings change."""
+        """Its options; checked and put together again when attributes or settings change."""
         own, known = declared_options(self._task), self._options
         if known is None or known[0] is not settings or known[1] != own:
             known = self._options = settings, own, LockOptions.of(self._task, settings)
@@ -112,7 +104,6 @@ class TaskLock:
 
     @property
     def sees_headers(self) -> bool:
-        """Whether headers of a message may be part of the name."""
         return bool(self._known_name.is_computed or self.plugin.key_headers)
 
     @property
@@ -123,7 +114,6 @@ class TaskLock:
     def names(
         self, args: Any, kwargs: Any, headers: Mapping[str, Any] = NO_HEADERS
     ) -> tuple[str, ...]:
-        """Return the lock names of a call, unless the task has a ``lock_name`` of the user's."""
         name = self._known_name
         if name.is_default and headers:
             wanted = self.plugin.key_headers
@@ -153,16 +143,9 @@ def names_of(
     task: Any, args: Any, kwargs: Any, headers: Mapping[str, Any] = NO_HEADERS
 ) -> tuple[str, ...]:
     """
-    Return the lock names of a call of *task*, one or several.
+    Return the lock names of a call of *task*, one or several; *headers* are those of the user.
 
-    Args:
-        task: A `RedlockTask`.
-        args: Positional arguments, or None.
-        kwargs: Keyword arguments, or None.
-        headers: Of the message, those that are the user's.
-
-    Raises:
-        LockKeyError: The arguments make none, or a ``lock_name`` of the user's returns none.
+    Raises LockKeyError: the arguments make none, or a ``lock_name`` of the user's returns none.
     """
     lock = lock_of(task)
     if type(task).lock_name is lock.own:
@@ -186,31 +169,27 @@ def names_of_call(
 
 
 def names_told(
-    task: Any, args: Any, kwargs: Any, headers: Mapping[str, Any], told: tuple[str, ...]
+    task: Any, args: Any, kwargs: Any, headers: Mapping[str, Any], sent: tuple[str, ...]
 ) -> tuple[str, ...]:
     """
     Return the names of which a call may hold the locks, where it cannot be asked.
 
-    Those that its arguments make here, and those that its publisher has *told*: code of the user's
-    may see something else there, like a context variable.
-
-    Raises:
-        LockKeyError: There are none.
+    Those that its arguments make here, and those that its publisher has *sent*: code of the user's
+    may see something else there, like a context variable. Raises LockKeyError if there are none.
     """
     try:
         names = names_of(task, args, kwargs, headers)
     except Exception:
-        if not told:
+        if not sent:
             raise
         names = ()
     known = set(map(shorten, names))
-    return (*names, *(name for name in told if name not in known))
+    return (*names, *(name for name in sent if name not in known))
 
 
 def places_of(task: Any, names: Sequence[str]) -> list[tuple[str, int]]:
-    """Return all locks of which a call with *names* may hold one: each lock's name, and place."""
     options = lock_of(task).options
-    fits = len(options.limit) in (1, len(names))  # or some are told, and it is not known which
+    fits = len(options.limit) in (1, len(names))  # or some were sent, and it is not known which
     limits = options.limits(names) if fits else dict.fromkeys(names, max(options.limit))
     return [
         (place_name(name, place), place) for name, limit in limits.items() for place in range(limit)
@@ -218,10 +197,10 @@ def places_of(task: Any, names: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def lock_of(task: Any) -> TaskLock:
-    """Return what *task*, a `RedlockTask`, asks of its lock; the same object for every thread."""
-    kept: dict[str, Any] = task.__dict__
-    found: TaskLock | None = kept.get(KEY)
-    return found or kept.setdefault(KEY, TaskLock(task))
+    """The same object for every thread."""
+    attributes: dict[str, Any] = task.__dict__
+    found: TaskLock | None = attributes.get(KEY)
+    return found or attributes.setdefault(KEY, TaskLock(task))
 
 
 def wait_until_bound(task: Any) -> None:
@@ -233,6 +212,5 @@ def wait_until_bound(task: Any) -> None:
     ends = time.monotonic() + BINDING
     while task.app and task.request_stack is None:  # the app binds what no thread has begun to bind
         if time.monotonic() > ends:
-            msg = f"task {task.name!r} was not bound to its app within {BINDING:g} s"
-            raise RuntimeError(msg)
+            raise RuntimeError(f"task {task.name!r} was not bound to its app within {BINDING:g} s")
         time.sleep(0.001)

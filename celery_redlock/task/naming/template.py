@@ -1,5 +1,5 @@
 """
-Reads a ``lock_key`` template once, and prints its fields for each call.
+A ``lock_key`` template: parsed once, its fields printed for each call.
 
 A template is written as for ``str.format``, but its fields are named arguments, without
 private names, ``!r``, ``!a`` and fields inside format specs; and it prints only values
@@ -39,7 +39,6 @@ class Field:
         text: As written, without braces and format spec.
         root: The argument it starts from.
         steps: ``(attribute, "")`` or ``("", item)``, from the argument inwards.
-        spec: Format spec, as after the colon.
     """
 
     text: str
@@ -48,13 +47,6 @@ class Field:
     spec: str
 
     def render(self, parameters: Parameters, values: Mapping[str, Any]) -> str:
-        """
-        Return the text of this field for one call.
-
-        Raises:
-            LockKeyError: There is no such attribute or item, or it is nothing that has
-                the same text in every process.
-        """
         try:
             value = parameters.validated(self.root, values[self.root])
             for attribute, item in self.steps:
@@ -75,12 +67,7 @@ class Field:
 
 
 def pieces(task: str, template: str) -> list[str | Field]:
-    """
-    Return *template* in pieces, literal text and fields, in their order.
-
-    Raises:
-        ConfigurationError: It is empty, or not a template of arguments.
-    """
+    """Parse *template* into literal text and fields, in their order."""
     if not template:
         raise misfit(task, "lock_key='' is empty; leave it out for task name and arguments")
     found: list[str | Field] = []
@@ -116,7 +103,7 @@ def endings(parts: Sequence[str | Field]) -> list[str | None]:
 
 
 def delimited(text: str, end: str | None) -> str:
-    """Return *text* with percent signs and the character that is to *end* it encoded."""
+    """Encode percent signs in *text*, and the character that is to *end* it."""
     if not end or not ("%" in text or end in text):
         return text
     code = "".join(f"%{byte:02X}" for byte in end.encode(errors="surrogatepass"))
@@ -124,13 +111,12 @@ def delimited(text: str, end: str | None) -> str:
 
 
 def _grows(value: Any, spec: str) -> bool:
-    """Return whether *spec* writes out a number that is much shorter as it is."""
+    """Whether *spec* writes out a number that is much shorter as it is."""
     is_number = isinstance(value, Decimal) and value.is_finite()
     return bool(spec) and is_number and abs(value.adjusted()) > _LONGEST_NUMBER
 
 
 def _field(name: str, spec: str, conversion: str | None) -> Field:
-    """Return the parsed field, or raise ValueError that says what to write."""
     if not name or name[0].isdigit():
         raise ValueError(f"{{{name}}} is positional; name an argument")
     if conversion not in (None, "s"):

@@ -1,4 +1,4 @@
-"""What a caller gets for a task that was published, or that was there already."""
+"""The result that a publish returns: of the task itself, or of the one that was there already."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ class FreeResultsLater(bootsteps.Step):
 
 
 def unsubscribe_later(result: Any) -> None:
-    """Do what ``AsyncResult.__del__`` does, in a greenlet of its own."""
     if result.backend is not None and not sys.is_finalizing():
         sys.modules["eventlet"].spawn_n(result.backend.remove_pending_result, result)
 
@@ -75,12 +74,11 @@ class UniqueResult(AsyncResult):  # type: ignore[type-arg]  # AsyncResult[Any] f
 
 
 def fields_of(result: Any) -> dict[str, Any]:
-    """Return what a `UniqueResult` has besides what Celery's have."""
     return {name: getattr(result, name) for name in ("duplicate", "holder_id", "lock_name")}
 
 
 def kind_of(cls: type[AsyncResult[Any]]) -> type[AsyncResult[Any]]:
-    """Return the class of results that are both *cls*, of another base of the task, and ours."""
+    """The class of results that are both *cls*, of another base of the task, and ours."""
     if cls not in _kinds:
         _kinds[cls] = type(f"Unique{cls.__name__}", (UniqueResult, cls), {"__reduce__": reduce})
     return _kinds[cls]
@@ -92,7 +90,6 @@ def reduce(self: Any) -> tuple[Any, ...]:
 
 
 def remake(cls: type[AsyncResult[Any]], args: tuple[Any, ...]) -> Any:
-    """Return a result of the kind that is made of *cls*."""
     return kind_of(cls)(*args)
 
 
@@ -100,8 +97,6 @@ _kinds: dict[type[AsyncResult[Any]], type[AsyncResult[Any]]] = {}
 
 
 class UniqueEagerResult(EagerResult, UniqueResult):  # type: ignore[type-arg]
-    """The same in eager mode, where the task has run already."""
-
     def __init__(self, id: str, *args: Any) -> None:  # noqa: A002  Celery's signature
         EagerResult.__init__(self, id, *args)
         self.holder_id = id
@@ -110,15 +105,7 @@ class UniqueEagerResult(EagerResult, UniqueResult):  # type: ignore[type-arg]
 def result_of(
     task: Any, inherited: Callable[..., Any], task_id: str, fields: dict[str, Any]
 ) -> Any:
-    """
-    Return the result of the *task* with this id, of the kind that its other bases make.
-
-    Args:
-        task: A `RedlockTask`.
-        inherited: ``AsyncResult`` of its next base.
-        task_id: Of the result.
-        fields: Other arguments of ``AsyncResult``.
-    """
+    """*inherited* is ``AsyncResult`` of the task's next base, which decides the kind."""
     if getattr(inherited, "__func__", None) is Task.AsyncResult:
         known = {"backend": task.backend, "task_name": task.name, "app": task.app}
         return UniqueResult(task_id, **{**known, **fields})
@@ -135,7 +122,6 @@ def unique(
     duplicate: bool = False,
     holder_id: str | None = None,
 ) -> UniqueResult:
-    """Return *result*, of Celery's `apply_async`, with these fields of a `UniqueResult`."""
     if isinstance(result, EagerResult):
         of_celery, result = result, UniqueEagerResult.__new__(UniqueEagerResult)
         vars(result).update(vars(of_celery))

@@ -23,11 +23,9 @@ INTERVAL = 0.05
 
 def wait_until_dead(pid: int, longest: float) -> bool:
     """
-    Wait until this process's child *pid* is dead, and return whether it is.
+    Return whether this process's child *pid*, alive, dead or already reaped, is dead.
 
-    Args:
-        pid: Of a child that this process has forked, alive, dead, or already reaped.
-        longest: [s].
+    Waits up to *longest* [s].
     """
     try:
         handle = os.pidfd_open(pid)
@@ -44,7 +42,6 @@ def wait_until_dead(pid: int, longest: float) -> bool:
 
 
 def is_readable(handle: int, longest: float) -> bool:
-    """Return whether *handle* becomes readable within *longest* [s]."""
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     return bool(poll.poll(longest * 1000.0))
@@ -65,7 +62,6 @@ def is_own_child(handle: int) -> bool:
 
 
 def wait_until_reaped(pid: int, longest: float) -> bool:
-    """Wait until there is no process *pid*, and return whether that is so."""
     deadline = time.monotonic() + longest
     while time.monotonic() < deadline:
         try:

@@ -1,5 +1,5 @@
 """
-Messages that Celery ends before any execution: what they reserved is free again.
+Messages that Celery ends before any execution: the names they reserved are free again.
 
     not registered, or refused (serializer, format, id) --> Celery's signal --> reservation ends
     cannot be decoded --> acknowledged without a signal   --> likewise
@@ -43,7 +43,6 @@ def end_reservation_of(app: Any, message: Any) -> None:
 
 
 def reservation_of(message: Any) -> Reservation | None:
-    """Return the reservation that the headers of *message* carry; None for none."""
     headers = message.headers
     if not isinstance(headers, Mapping):
         return None
@@ -71,13 +70,7 @@ class NoteDiscards(bootsteps.StartStopStep):
 
 
 class Noting:
-    """
-    Does what Celery does with a message that cannot be decoded, and then ends its reservation.
-
-    Args:
-        app: The app.
-        inherited: Acknowledges it.
-    """
+    """Does what Celery does with a message that cannot be decoded, then ends its reservation."""
 
     def __init__(self, app: Any, inherited: Callable[[Any, Exception], Any]) -> None:
         self._app = app

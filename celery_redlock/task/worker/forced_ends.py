@@ -4,9 +4,6 @@ Ends by force, as the worker's main process learns of them: a hard time limit, a
     delivery --> owner minted --> child takes the lock as that owner
     Celery reports a lost child --> Outcome --> `celery_redlock.task.worker.lost_child`
     revoked before it began      --> its reservation ends
-
-Source:
-    FACTS 6; the custom request class is Celery's `Task.Request`.
 """
 
 from __future__ import annotations
@@ -14,37 +11,34 @@ from __future__ import annotations
 import functools
 import os
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
-from celery import bootsteps
 from celery.exceptions import InvalidTaskError
 from celery.worker.request import Request
-from celery.worker.state import revoked, revoked_stamps, task_ready
+from celery.worker.state import task_ready
 
 from celery_redlock.plugin import locking, plugin_for
 from celery_redlock.process.log import get_logger
 from celery_redlock.task.execution.outcome import Outcome, outcome_of_loss, records_after
-from celery_redlock.task.messages.delivery import Delivery, mint_owner, note_queue, note_serializer
+from celery_redlock.task.messages.delivery import Delivery
+from celery_redlock.task.messages.delivery_info import mint_owner, note_queue, note_serializer
 from celery_redlock.task.naming.task_lock import lock_of, names_told
+from celery_redlock.task.worker.broadcasts import broadcast_queue
 from celery_redlock.task.worker.lost_child import LostChild
-from celery_redlock.task.worker.revoked import is_revoked
-from celery_redlock.task.worker.waiting_room import WaitingRoom, WaitingTask, room_of
+from celery_redlock.task.worker.revokes import with_reservation
+from celery_redlock.task.worker.waiting_room import WaitingRoom, room_of
+from celery_redlock.task.worker.waiting_task import WaitingTask
 
-__all__ = ["NoteRevokes", "RedlockRequest"]
+__all__ = ["RedlockRequest"]
 
 logger = get_logger(__name__)
 
 #: How the parent learns that a child did not end by itself.
 FORCED = (WorkerLostError, TimeLimitExceeded, Terminated, SystemExit, KeyboardInterrupt)
-#: How often a worker looks whether a task that waits in it was revoked [s].
-LOOK_FOR_REVOKES = 0.5
-#: How much of a task id that is none is shown.
-LONGEST_SHOWN = 60
 
 
 class RedlockRequest(Request):
@@ -63,29 +57,25 @@ class RedlockRequest(Request):
         if isinstance(self.id, (UUID, int)):  # as some publish it; all that is kept of it is text
             self.id = self._request_dict["id"] = str(self.id)
         if not (isinstance(self.id, str) and self.id):
-            shown = repr(self.id)[:LONGEST_SHOWN]
+            shown = repr(self.id)[:60]
             raise InvalidTaskError(f"task id must be a non-empty string, not {shown}")
         mint_owner(self._request_dict)
         note_queue(self._request_dict, broadcast_queue(self.task.app, self.message))
         note_serializer(self._request_dict, self.message.content_type, self.task.serializer)
         self._delivery = Delivery.of(self.task, self._request_dict, self.hostname)
         if self._delivery.envelope.reservation is not None:
-            _with_reservation.add(self)
+            with_reservation.add(self)
         self._waits_as = None if self._delivery.envelope.waiting is None else self._wait()
 
     def is_owner(self, holder: dict[str, Any]) -> bool:
-        """Return whether *holder*, known by the beginning of its token, is this delivery."""
         return self._delivery.is_owner(holder)
 
     @property
     def lock_names(self) -> tuple[str, ...]:
-        """The names of the locks that it may hold; raises LockKeyError if there are none."""
-        delivery = self._delivery
-        told = delivery.envelope.names
-        return names_told(self.task, self.args, self.kwargs, delivery.headers, told)
+        headers, sent = self._delivery.headers, self._delivery.envelope.names
+        return names_told(self.task, self.args, self.kwargs, headers, sent)
 
     def _wait(self) -> WaitingTask | None:
-        """Have this woken when its lock is free; None if nothing wakes it."""
         if self.eta is None or locking.disabled or self._is_of_another_worker:
             return None
         try:
@@ -102,12 +92,7 @@ class RedlockRequest(Request):
             cls.execute_using_pool = waiting_no_more(execute)  # type: ignore[method-assign]
 
     def wait_no_more(self) -> None:
-        """Have nobody wake this any more: it runs."""
         self._out_of_room(WaitingRoom.leave)
-
-    def _withdraw(self) -> None:
-        """Have the nodes forget that this waits, as it is not going to run."""
-        self._out_of_room(WaitingRoom.withdraw)
 
     def _out_of_room(self, go: Callable[[WaitingRoom, WaitingTask], object]) -> None:
         if self._waits_as is not None:
@@ -119,7 +104,6 @@ class RedlockRequest(Request):
     # -- what Celery says happens to it ----------------------------------------------
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002  Celery's signature
-        """Reject the message, and remember whether the broker is to deliver it again."""
         self._was_rejected = self._was_rejected or not self.acknowledged
         self._was_put_back = self._was_put_back or (requeue and not self.acknowledged)
         super().reject(requeue=requeue)
@@ -133,7 +117,6 @@ class RedlockRequest(Request):
 
     @property
     def outcome(self) -> Outcome:
-        """How the execution of the lost child has ended, by what Celery did."""
         is_over = self.acknowledged and not self._was_rejected and not self._already_cancelled
         is_put_back = self._was_put_back or (self._already_cancelled and self.task.acks_late)
         return outcome_of_loss(
@@ -182,7 +165,7 @@ class RedlockRequest(Request):
             self._clear_away()
 
     def revoked(self) -> bool:
-        """Return whether the task is revoked or has expired; then it stands for no name."""
+        """Return whether the task is revoked or has expired; then it reserves no name."""
         if self._is_of_another_worker:
             task_ready(self)
             self.acknowledge()
@@ -190,7 +173,7 @@ class RedlockRequest(Request):
         is_revoked = bool(super().revoked())
         if is_revoked:
             self.leave_queue(Outcome.REVOKED)
-            self._withdraw()
+            self._out_of_room(WaitingRoom.withdraw)
         return is_revoked
 
     # -- what is done about it --------------------------------------------------------
@@ -209,21 +192,13 @@ class RedlockRequest(Request):
             # A body that was revoked may still run here, and ends the reservation itself.
             is_revoked = self._already_revoked and not comes_again
             self.leave_queue(Outcome.REVOKED if is_revoked else self.outcome)
-        elif self._has_begun and self._cleared_away_for != self.worker_pid and not locking.disabled:
-            self._cleared_away_for = self.worker_pid  # a revoke, and then its end
+        elif self.worker_pid not in (os.getpid(), self._cleared_away_for) and not locking.disabled:
+            # Ours is the id of a task that is put back before it began; the same one comes twice
+            # for a revoke, and then its end.
+            self._cleared_away_for = self.worker_pid
             self.lost_child().clear_away_in_thread()
 
-    @property
-    def _has_begun(self) -> bool:
-        """
-        Whether a child process of this one has begun with the task.
-
-        Of a task that is put back before that, the pool tells our own process id.
-        """
-        return self.worker_pid not in (None, os.getpid())
-
     def lost_child(self) -> LostChild:
-        """Return what the child that ran this leaves behind."""
         return LostChild(
             task=self.task,
             args=self.args,
@@ -253,8 +228,6 @@ class RedlockRequest(Request):
 
 
 def waiting_no_more(execute: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that has a request wait no more, and then does what *execute* does."""
-
     @functools.wraps(execute)
     def execute_using_pool(self: RedlockRequest, pool: Any, **kwargs: Any) -> Any:
         self.wait_no_more()
@@ -263,66 +236,5 @@ def waiting_no_more(execute: Callable[..., Any]) -> Callable[..., Any]:
     return execute_using_pool
 
 
-#: Deliveries that carry a reservation and have not come to an end.
-_with_reservation: weakref.WeakSet[RedlockRequest] = weakref.WeakSet()
-
-
-def let_go_of_revoked() -> None:
-    """
-    End the reservations of tasks that were revoked and wait in this worker.
-
-    Celery itself looks when their time has come: for one that was rescheduled, or waits behind
-    long ones, that may be in an hour.
-    """
-    if revoked or revoked_stamps:
-        for request in list(_with_reservation):
-            if request.time_start is None and is_revoked(request):
-                request.leave_queue(Outcome.REVOKED)
-
-
-class NoteRevokes(bootsteps.StartStopStep):
-    """
-    Has a worker look whether a task that waits in it was revoked.
-
-    A step of the consumer, as that starts its steps again with each connection to the broker: up
-    to 5.6 Celery clears the worker's timer when one breaks.
-    """
-
-    requires = ("celery.worker.consumer.connection:Connection",)
-    _entry: Any = None
-
-    def start(self, consumer: Any) -> None:
-        """Set the timer, and have requests know their consumer."""
-        app = getattr(consumer, "app", None)
-        if app is not None:
-            _consumers[app] = weakref.ref(consumer)
-        self._entry = consumer.timer.call_repeatedly(LOOK_FOR_REVOKES, let_go_of_revoked)
-
-    def stop(self, consumer: Any) -> None:
-        """Stop checking, before the next connection."""
-        entry, self._entry = self._entry, None
-        if entry is not None:
-            # A green timer returns the greenlet of the first firing, which is over by then.
-            consumer.timer.cancel(getattr(entry, "entry", entry))
-
-
-#: App -> the consumer of its worker.
-_consumers: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
-
-
-def broadcast_queue(app: Any, message: Any) -> str:
-    """Return by which queue of a fanout exchange *message* came, if others can publish to it."""
-    consumer = _consumers.get(app, lambda: None)()
-    if consumer is None or consumer.connection.transport.driver_type != "amqp":
-        return ""
-    tag = (message.delivery_info or {}).get("consumer_tag")
-    tags = getattr(consumer.task_consumer, "_active_tags", {})  # kombu has no public way
-    for queue in consumer.task_consumer.queues if tag else ():
-        if tags.get(queue.name) == tag and getattr(queue.exchange, "type", "") == "fanout":
-            return str(queue.name)
-    return ""
-
-
 def is_forced(error: BaseException) -> bool:
-    """Return whether *error* means a lost child, and not a body that failed."""
     return isinstance(error.exc if isinstance(error, ExceptionWithTraceback) else error, FORCED)

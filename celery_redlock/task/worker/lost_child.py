@@ -23,7 +23,7 @@ from celery_redlock.lock.scripts.requests import Marker
 from celery_redlock.lock.waiting.waiting import leave_request
 from celery_redlock.plugin import plugin_for
 from celery_redlock.process.log import get_logger
-from celery_redlock.task.execution.execution import left_of
+from celery_redlock.task.execution.end import left_of
 from celery_redlock.task.execution.outcome import DONE, Outcome, records_after
 from celery_redlock.task.messages.delivery import Delivery
 from celery_redlock.task.naming.task_lock import lock_of, names_told, places_of

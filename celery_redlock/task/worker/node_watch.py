@@ -1,5 +1,5 @@
 """
-How the lock nodes look from a worker: asked every few seconds, for observers and operators.
+Periodic health check of the lock nodes in a worker, for observers and operators.
 
 One thread in the worker's own process, not in its children. It sends one small request per
 node and look, and takes no lock.
@@ -50,10 +50,10 @@ LONGEST_HOLD = 2.0
 
 class NodeWatch:
     """
-    Looks at the nodes of one worker's app.
+    The health check of one worker's app.
 
     Attributes:
-        seen: What the last look found; empty before the first.
+        seen: Found by the last look; empty before the first.
     """
 
     def __init__(self, plugin: Plugin) -> None:
@@ -67,7 +67,6 @@ class NodeWatch:
         self._count_at = 0.0
 
     def start(self) -> None:
-        """Begin to watch, in a thread of its own."""
         try:
             threading.Thread(target=self._run, name="redlock-nodewatch", daemon=True).start()
         except RuntimeError:  # no more threads; a worker without metrics is still a worker
@@ -75,7 +74,6 @@ class NodeWatch:
             self._plugin.speaks_of_nodes = True
 
     def stop(self) -> None:
-        """Stop watching."""
         self._stopped.set()
 
     def _run(self) -> None:
@@ -93,7 +91,6 @@ class NodeWatch:
             self._stopped.wait(LOOK_EVERY)
 
     def look(self) -> None:
-        """Ask all nodes once, and notify the observers about those that answered."""
         # Both may take their time; nobody holds a fork off.
         connect(self._plugin.locks, LONGEST_CONNECT)
         self._count_leaks()
@@ -102,7 +99,15 @@ class NodeWatch:
             for node in self.seen:
                 self._tell_if_unfit(node)
                 if node.latency is not None and node.clock_offset is not None:
-                    self._plugin.notify(self._measured(node, node.latency, node.clock_offset))
+                    self._plugin.notify(
+                        NodeMeasured(
+                            node.node,
+                            node.latency,
+                            node.clock_offset,
+                            quarantine=node.quarantine if node.state == "quarantined" else 0.0,
+                            leaked=self._leaked.get(node.node),
+                        )
+                    )
             self._sum_up()
 
     def _sum_up(self) -> None:
@@ -110,7 +115,7 @@ class NodeWatch:
         self._plugin.speaks_of_nodes = True
         if len(self.seen) < len(self._plugin.locks.labels):
             return  # one was not waited for: the next look shows
-        is_quorate, was_quorate = can_grant(self.seen), self._is_quorate
+        is_quorate, was_quorate = missing_votes(self.seen) <= 0, self._is_quorate
         self._is_quorate = is_quorate
         if is_quorate is was_quorate:
             return
@@ -132,12 +137,6 @@ class NodeWatch:
         self._leaks = self._leaks or Leaks(locks.nodes, locks.rules)
         self._leaked |= self._leaks.look({node.node for node in self.seen if node.latency})
 
-    def _measured(self, node: NodeStatus, latency: float, clock_offset: float) -> NodeMeasured:
-        """Return the event for a *node* that answered."""
-        left = node.quarantine if node.state == "quarantined" else 0.0
-        leaked = self._leaked.get(node.node)
-        return NodeMeasured(node.node, latency, clock_offset, quarantine=left, leaked=leaked)
-
     def _tell_if_unfit(self, node: NodeStatus) -> None:
         """Report nodes that answer and do not vote: their connections report nothing."""
         if node.state == "unfit" and node.node not in self._unfit:
@@ -148,25 +147,17 @@ class NodeWatch:
             self._plugin.notify(NodeUp(node.node))
 
 
-def can_grant(nodes: Sequence[NodeStatus]) -> bool:
-    """Return whether so many of *nodes* vote that a lock can be granted."""
-    return missing_votes(nodes) <= 0
-
-
 def missing_votes(nodes: Sequence[NodeStatus]) -> int:
-    """Return how many more of *nodes* have to vote before a lock can be granted."""
     return quorum(len(nodes)) - sum(node.state == "up" for node in nodes)
 
 
 def how_many_vote(nodes: Sequence[NodeStatus]) -> str:
-    """Return how many of *nodes* vote, and which do not."""
     silent = [f"{node.node} is {node.state}" for node in nodes if node.state != "up"]
     voting = f"{len(nodes) - len(silent)} of {len(nodes)} lock nodes vote"
     return "; ".join([voting, *silent])
 
 
 def no_lock(nodes: Sequence[NodeStatus]) -> str:
-    """Return that no lock can be granted, until when if that is known, and what helps."""
     ends = sorted(node.quarantine for node in nodes if node.state == "quarantined")
     missing = missing_votes(nodes)
     until = f" for {duration(math.ceil(ends[missing - 1]))}" if missing <= len(ends) else ""
@@ -180,31 +171,22 @@ def no_lock(nodes: Sequence[NodeStatus]) -> str:
 
 
 class WatchNodes(bootsteps.StartStopStep):
-    """Has a worker watch its lock nodes from when its pool has started."""
-
     requires = ("celery.worker.components:Pool",)
 
     def start(self, worker: Any) -> None:
-        """Begin to watch."""
         if not locking.disabled:
             plugin = plugin_for(worker.app)
             plugin.node_watch = NodeWatch(plugin)
             plugin.node_watch.start()
 
     def stop(self, worker: Any) -> None:
-        """Stop watching."""
         watch = plugin_for(worker.app).node_watch
         if watch is not None:
             watch.stop()
 
 
 class Forking(threading.local):
-    """
-    Whether the thread that forks has waited for the others with success.
-
-    Attributes:
-        holds: How many of its forks, one within the other, hold `forks_held_off`.
-    """
+    """How many forks of a thread, one within the other, hold `forks_held_off`."""
 
     holds = 0
 

@@ -1,4 +1,4 @@
-"""What a worker does at its start: check our part of the configuration, and look for deaths."""
+"""Steps of a worker's start: check our part of the configuration, and look for deaths."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ PREFORK = "celery.concurrency.prefork:TaskPool"
 
 
 class CheckLocks(bootsteps.Step):
-    """The step of a worker's start that checks our part of the configuration."""
-
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
         load_inspect_commands()
@@ -52,7 +50,7 @@ class NoteDeaths(bootsteps.StartStopStep):
     """
 
     def register_with_event_loop(self, worker: Any, hub: Any) -> None:
-        """Set the timer; called by Celery with each new connection to the broker."""
+        """Called by Celery with each new connection to the broker."""
         look = getattr(worker.pool, "maintain_pool", None)
         if plugin_for(worker.app).has_children and look is not None:
             hub.call_repeatedly(LOOK_FOR_DEATHS, look)

@@ -1,5 +1,5 @@
 """
-What a worker's timer holds for a message that is to come later: find it, take it out.
+Messages in a worker's timer that are to come later: find one, take it out.
 
 Celery has three timers, and none of them has a public way to do either: that of the event loop, a
 thread's, and one that has a greenlet for each entry.
@@ -13,16 +13,21 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["ahead_of_others", "find", "take_out"]
+__all__ = ["ahead_of_others", "cancel", "find", "take_out"]
 
 
 def find(timer: Any, request: Any) -> Any:
-    """Return what *timer* holds for *request*; None if nothing (any more, or yet)."""
+    """None if *timer* does not hold *request* (any more, or yet)."""
     for scheduled in list(timer.schedule._queue):  # noqa: SLF001  its `queue` sorts all of them
         arguments = scheduled.entry.args
         if arguments and arguments[0] is request:
             return scheduled
     return None
+
+
+def cancel(timer: Any, repeated: Any) -> None:
+    # A green timer has returned the greenlet of the first firing, which is over by then.
+    timer.cancel(getattr(repeated, "entry", repeated))
 
 
 def take_out(timer: Any, scheduled: Any) -> bool:
@@ -51,11 +56,8 @@ def ahead_of_others(worker: Any, is_ahead: Callable[[Any], bool]) -> Iterator[No
     Have what is given to *worker* meanwhile come before what it has received and not begun.
 
     Where it has such a queue, before its processes. A task that was woken would wait behind all
-    that a busy worker has prefetched, and the lock be free as long.
-
-    Args:
-        worker: Celery's.
-        is_ahead: Whether a request has come this way, and so keeps its place.
+    that a busy worker has prefetched, and the lock be free as long. Requests that *is_ahead*
+    says have come this way keep their place.
     """
     waiting: Any = getattr(getattr(worker, "semaphore", None), "_waiting", ())
     before = len(waiting)

@@ -11,110 +11,48 @@ this process; when a hint says that its lock may be free, it is taken out of the
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any
 
 from celery_redlock.events import TasksWaiting
-from celery_redlock.lock import clock
-from celery_redlock.lock.algorithm.effects import Ask
 from celery_redlock.lock.algorithm.waiter import COMES_EVERY, NOTED_EVERY
 from celery_redlock.lock.records import line_key, shorten
-from celery_redlock.lock.scripts.requests import Request
-from celery_redlock.lock.scripts.votes import VoteKind, has_majority
-from celery_redlock.lock.waiting.room import Waiting
-from celery_redlock.lock.waiting.waiting import (
-    InLine,
-    free_places,
-    has_answered,
-    leave_request,
-    wait_request,
-    waited_for,
-)
+from celery_redlock.lock.waiting.waiting import leave_request, wait_request
 from celery_redlock.plugin import Plugin, plugin_for
 from celery_redlock.process.log import get_logger
 from celery_redlock.process.mutex import new_mutex, run_elsewhere
-from celery_redlock.task.messages.delivery import Delivery, is_woken, note_woken
+from celery_redlock.task.messages.delivery import Delivery
+from celery_redlock.task.messages.delivery_info import is_woken, note_woken
 from celery_redlock.task.messages.waiting import Wakes
 from celery_redlock.task.naming.task_lock import lock_of
 from celery_redlock.task.policies import Queue
-from celery_redlock.task.worker.revoked import is_revoked
+from celery_redlock.task.worker.registration import Registration
+from celery_redlock.task.worker.revokes import is_revoked
 from celery_redlock.task.worker.timer import ahead_of_others, find, take_out
+from celery_redlock.task.worker.waiting_task import NEVER, WaitingTask
 
-__all__ = ["LOOK_EVERY", "WaitingRoom", "WaitingTask", "room_of"]
+__all__ = ["LOOK_EVERY", "WaitingRoom", "room_of"]
 
 logger = get_logger(__name__)
 
-#: How often the longest waiting task of each lock is noted again [s], with up to `MOST_NOTED`
-#: locks: that wakes it if the lock has become free without a release, and if a hint was lost.
+#: How often the longest waiting task of each lock is registered again [s]: that wakes it if the
+#: lock has become free without a release, and if a hint was lost.
 LOOK_EVERY = COMES_EVERY
-#: How many are noted at once, or all of them would not be within `NOTED_EVERY`.
-MOST_NOTED = 200
-#: For how long one that was woken is waited for before the next one of its line is [s]: a process
-#: may be about to be free. It may have to wait for more than that, as for its rate limit.
-TAKES_TO_BEGIN = LOOK_EVERY / 2
-#: Before any moment [s].
-NEVER = float("-inf")
 #: How many waiting tasks do not count for ``worker_eta_task_limit``. With those that do, a worker
 #: would soon take no messages at all.
 UNCOUNTED = 1000
 
 
-class WaitingTask(Waiting):
-    """
-    A task that waits as a message.
-
-    Attributes:
-        one: As the nodes know it.
-        most: How many may wait for the lock; 0 for any number.
-        noted_at: When they were told last [s, our clock].
-        woken_at: When it was given to a process [likewise].
-    """
-
-    def __init__(
-        self, room: WaitingRoom, one: InLine, most: int, line: bytes, request: Any
-    ) -> None:
-        super().__init__(line, clock.wall())  # until the nodes say since when
-        self.takes_free = one.asks
-        self.one, self.most = one, most
-        self.noted_at = self.woken_at = NEVER
-        self._room = room
-        self._request = weakref.ref(request)
-
-    @property
-    def request(self) -> Any:
-        """Its message, as Celery knows it; None once it is gone."""
-        return self._request()
-
-    @property
-    def is_about_to_begin(self) -> bool:
-        """Whether it was woken just now, and has not begun."""
-        request = self._request()
-        is_new = time.monotonic() < self.woken_at + TAKES_TO_BEGIN
-        return is_new and request is not None and request.time_start is None
-
-    def wake(self, after: float) -> None:
-        """As of `Waiting`; in a thread of its own, or of the listener."""
-        self._room.ring_for(self, after)
-
-
 class WaitingRoom:
-    """The tasks that wait for their locks in one worker's main process."""
-
     def __init__(self, plugin: Plugin) -> None:
         self._plugin = plugin
         self._waiting: dict[WaitingTask, None] = {}
         self._woken: deque[tuple[WaitingTask, float]] = deque()
-        self._last_woken: list[WaitingTask] = []
-        self._to_note: deque[WaitingTask] = deque()
-        self._is_noting = False
+        self._nodes = Registration(plugin, self._waiting, self.ring_for)
         self._mutex = new_mutex()
         self._reported: Counter[str] = Counter()
         self._uncounted = 0
@@ -125,13 +63,9 @@ class WaitingRoom:
 
     def enter(self, request: Any, delivery: Delivery) -> WaitingTask | None:
         """
-        Have *request*, which is to come later, woken when its lock is free.
+        Have *request*, which is to come later, woken when its lock is free; None if nothing can.
 
-        Returns:
-            What it waits as; None if nothing can wake it.
-
-        Raises:
-            LockKeyError: Its arguments make no lock name.
+        Raises LockKeyError: its arguments make no lock name.
         """
         waiting, locks = delivery.envelope.waiting, self._plugin.locks
         if waiting is None or waiting.wakes_it is Wakes.NOTHING or locks.listener is None:
@@ -146,32 +80,28 @@ class WaitingRoom:
         line = line_key(locks.rules.prefix, one.name)
         policy = options.on_conflict
         most = policy.max_waiting or 0 if isinstance(policy, Queue) else 0
-        task = WaitingTask(self, one, most, line, request)
+        task = WaitingTask(self.ring_for, one, most, line, request)
         self._waiting[task] = None
         locks.listener.enter(task)
         self._count()
-        self._note(task)
+        self._nodes.register(task)
         return task
 
     def leave(self, task: WaitingTask) -> bool:
         """
-        Have one woken no more: it tries now, or its message goes elsewhere.
+        Have one woken no more, as it tries now or goes elsewhere; return whether it was here.
 
         The nodes remember since when it waits.
-
-        Returns:
-            Whether it was here.
         """
         was_here = self._drop(task)
         if was_here:
             unreachable = replace(task.one, channel="", asks=False)
-            self._tell(wait_request(self._plugin.locks.rules, unreachable, task.most))
+            self._nodes.tell(wait_request(self._plugin.locks.rules, unreachable, task.most))
         return was_here
 
     def withdraw(self, task: WaitingTask) -> None:
-        """Have the nodes forget one that is not going to run."""
         self._drop(task)
-        self._tell(leave_request(self._plugin.locks.rules, task.one.name, task.one.who))
+        self._nodes.tell(leave_request(self._plugin.locks.rules, task.one.name, task.one.who))
 
     def clear(self) -> None:
         """Have none woken any more: the broker delivers their messages again."""
@@ -179,7 +109,7 @@ class WaitingRoom:
             self.leave(task)
 
     def _drop(self, task: WaitingTask) -> bool:
-        """Have one here no more; return whether it was: to one thread alone."""
+        """Return whether it was here: to one thread alone."""
         was_here = self._waiting.pop(task, False) is None
         self._count()
         listener = self._plugin.locks.listener
@@ -196,66 +126,6 @@ class WaitingRoom:
             uncounted = min(len(self._waiting), UNCOUNTED)
             qos.max_prefetch += uncounted - self._uncounted
             self._uncounted = uncounted
-
-    # -- what the nodes know -----------------------------------------------------------
-
-    def _note(self, task: WaitingTask) -> None:
-        """Have the nodes know of it, and run if the lock is free; in a thread that may wait."""
-        task.noted_at = time.monotonic()
-        self._to_note.append(task)
-        with self._mutex:
-            starts, self._is_noting = not self._is_noting, True
-        if not starts:
-            return
-        thread = threading.Thread(target=self._note_all, name="redlock-waiting", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # no more threads: with the next look
-            self._to_note.clear()
-            self._is_noting = False
-
-    def _note_all(self) -> None:
-        while True:
-            with self._mutex:
-                some = min(len(self._to_note), MOST_NOTED)
-                batch = [self._to_note.popleft() for _ in range(some)]
-                self._is_noting = bool(batch)
-            if not batch:
-                return
-            try:
-                self._note_some([task for task in batch if task in self._waiting])
-            except Exception:
-                logger.exception("The nodes may not know of tasks that wait")
-
-    def _note_some(self, tasks: Sequence[WaitingTask]) -> None:
-        locks = self._plugin.locks
-        told = [wait_request(locks.rules, task.one, task.most) for task in tasks]
-        asked = [Ask(request, has_answered) for request in told]
-        if locks.listener is None:
-            return
-        for task, ballot in zip(tasks, locks.driver.ask_all(asked), strict=True):
-            if task not in self._waiting:  # this may have come after what it left with
-                self._tell(leave_request(locks.rules, task.one.name, task.one.who))
-                continue
-            if has_majority(ballot, VoteKind.REFUSED):
-                # As many wait as may: the nodes have forgotten this one, or its header is forged.
-                self.ring_for(task, 0.0)  # it ends as its policy says, unless the lock is free
-                continue
-            waited = waited_for(ballot)
-            if waited is not None:
-                locks.listener.room.has_waited_since(task, clock.wall() - waited)
-            if task.one.asks:
-                free = free_places(ballot) - self._about_to_try(task.line)
-                locks.listener.room.free(task.line, max(0, free))
-
-    def _about_to_try(self, line: bytes) -> int:
-        """Return how many were woken for a lock just now, and wait for a process yet."""
-        with self._mutex:
-            self._last_woken = [task for task in self._last_woken if task.is_about_to_begin]
-            return sum(task.line == line for task in self._last_woken)
-
-    def _tell(self, request: Request) -> None:
-        self._plugin.locks.driver.tell(request)
 
     # -- waking ------------------------------------------------------------------------
 
@@ -287,21 +157,19 @@ class WaitingRoom:
             logger.exception("A task that waits for lock %r was not run", task.one.name)
 
     def _run_now(self, task: WaitingTask) -> None:
-        """Run it unless it has run, or is not in the timer yet: then it is noted again."""
+        """Run it unless it has run, or is not in the timer yet: then it is registered again."""
         request, worker = task.request, getattr(self._consumer, "controller", None)
         if request is None:
             return
         scheduled = find(self._consumer.timer, request)
         if scheduled is None:
-            task.is_woken, task.noted_at = False, NEVER
+            task.is_woken, task.registered_at = False, NEVER
             return
         if not self.leave(task):  # without an event loop, another thread was quicker
             return
         if not take_out(self._consumer.timer, scheduled):  # its time has come just now
             return
-        task.woken_at = time.monotonic()
-        with self._mutex:
-            self._last_woken.append(task)
+        self._nodes.woken(task)
         note_woken(request.request_dict)
         entry = scheduled.entry
         with ahead_of_others(worker, is_woken):
@@ -319,14 +187,11 @@ class WaitingRoom:
                 self.withdraw(task)
             elif request.maybe_expire() or is_revoked(request):
                 self._end(task, request)
-            elif task.noted_at == NEVER and find(self._consumer.timer, request) is None:
+            elif task.registered_at == NEVER and find(self._consumer.timer, request) is None:
                 self.leave(task)  # it came by itself, and waits for its rate limit
-            elif task.noted_at < now - NOTED_EVERY or self._is_oldest(task):
+            elif task.registered_at < now - NOTED_EVERY or self._is_oldest(task):
                 due.append(task)
-        most = max(MOST_NOTED, math.ceil(len(self._waiting) * LOOK_EVERY / NOTED_EVERY))
-        for task in sorted(due, key=attrgetter("noted_at"))[:most]:  # longest ago first
-            task.is_woken = False  # if it was, it did not run
-            self._note(task)
+        self._nodes.register_some(due, len(self._waiting))
         self._report()
 
     def _is_oldest(self, task: WaitingTask) -> bool:
@@ -342,7 +207,6 @@ class WaitingRoom:
             self._consumer.qos.decrement_eventually()  # as Celery does with what leaves its timer
 
     def _report(self) -> None:
-        """Notify observers where another number of tasks waits than at the last look."""
         waiting = Counter(str(task.one.info.get("task")) for task in list(self._waiting))
         before, self._reported = self._reported, waiting
         for name in {*before, *waiting}:
@@ -352,7 +216,6 @@ class WaitingRoom:
     # -- the worker --------------------------------------------------------------------
 
     def open(self, consumer: Any) -> None:
-        """Wake tasks of this *consumer* from now on."""
         self._consumer, self._uncounted = consumer, 0
 
     def ring(self, bell: int | None) -> None:
@@ -364,7 +227,6 @@ _rooms: weakref.WeakKeyDictionary[Any, WaitingRoom] = weakref.WeakKeyDictionary(
 
 
 def room_of(app: Any) -> WaitingRoom:
-    """Return the waiting room of *app*, made on first use."""
     room = _rooms.get(app)
     if room is None:
         room = _rooms.setdefault(app, WaitingRoom(plugin_for(app)))

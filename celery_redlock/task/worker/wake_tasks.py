@@ -1,4 +1,4 @@
-"""Has a worker wake tasks that wait for their locks: a step of its consumer, and its event loop."""
+"""Wake-up of waiting tasks in a worker: a step of its consumer, and its event loop."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from celery import bootsteps
 
 from celery_redlock.plugin import locking
 from celery_redlock.process.log import get_logger
+from celery_redlock.task.worker.timer import cancel
 from celery_redlock.task.worker.waiting_room import LOOK_EVERY, room_of
 
 __all__ = ["WakeTasks"]
@@ -17,18 +18,13 @@ logger = get_logger(__name__)
 
 
 class WakeTasks(bootsteps.StartStopStep):
-    """
-    Has a worker wake tasks that wait for their locks.
+    """A step of the consumer: with each connection the broker delivers all messages anew."""
 
-    A step of the consumer: with each connection to the broker all messages are delivered anew.
-    """
-
-    requires = ("celery_redlock.task.worker.forced_ends:NoteRevokes",)
+    requires = ("celery_redlock.task.worker.revokes:NoteRevokes",)
     _entry: Any = None
     _bell: tuple[int, int] | None = None
 
     def start(self, consumer: Any) -> None:
-        """Set the timer."""
         if locking.disabled:
             return
         room = room_of(consumer.app)
@@ -36,7 +32,6 @@ class WakeTasks(bootsteps.StartStopStep):
         self._entry = consumer.timer.call_repeatedly(LOOK_EVERY, room.look)
 
     def register_with_event_loop(self, consumer: Any, hub: Any) -> None:
-        """Have the event loop woken when a task is."""
         if self._bell is None:
             self._bell = os.pipe()
             for end in self._bell:
@@ -52,12 +47,10 @@ class WakeTasks(bootsteps.StartStopStep):
         room.ring(bell)
 
     def stop(self, consumer: Any) -> None:
-        """Wake nobody any more, before the next connection."""
         entry, self._entry = self._entry, None
         if entry is None:
             return
-        # A green timer returns the greenlet of the first firing, which is over by then.
-        consumer.timer.cancel(getattr(entry, "entry", entry))
+        cancel(consumer.timer, entry)
         room = room_of(consumer.app)
         try:
             room.clear()
