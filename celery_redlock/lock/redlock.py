@@ -43,6 +43,7 @@ from celery_redlock.lock.locks import Locks
 from celery_redlock.lock.nodes.credentials import with_credentials
 from celery_redlock.lock.rules import Rules, in_seconds
 from celery_redlock.lock.scripts.votes import votes_by_node
+from celery_redlock.process.deferral import defer_signals
 
 if TYPE_CHECKING:
     pass  # in typing only since Python 3.11

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from celery_redlock.errors import LockNotAcquired
+from celery_redlock.lock import records
 from celery_redlock.lock.algorithm import acquiring, attempt, several
-from celery_redlock.lock.scripts import requests
 from celery_redlock.lock.scripts.scripts import RELEASE
 from celery_redlock.lock.waiting import waiting
 from celery_redlock.lock.waiting.room import Room
@@ -120,7 +120,7 @@ WAITING_GUARDS = {
         Guard(
             "place-key",
             "each place of a lock is a lock of its own",
-            tuple((at, "place_name", one_key) for at in (attempt, requests)),
+            tuple((at, "place_name", one_key) for at in (attempt, records)),
         ),
         Guard(
             "all-or-none",

@@ -13,7 +13,6 @@ THREE = ["redis://a", "redis://b", "redis://c"]
 
 
 def label(node):
-    """Return how the only node is called."""
     (address,) = addresses_of([node])
     return address.label
 
@@ -39,7 +38,6 @@ def test_a_url_is_called_by_host_port_and_database(url, expected):
 
 
 def test_a_sentinel_service_is_called_by_its_name():
-    """The label is the service's, whichever Sentinel happens to be asked."""
     node = {"sentinels": ["redis://s1:26379", "redis://s2:26379"], "service": "lock-1", "db": 2}
     assert label(node) == "lock-1@sentinel/2"
 
@@ -76,7 +74,6 @@ def test_nodes_keep_their_order():
     ],
 )
 def test_a_wrong_list_of_nodes_is_refused(nodes, message):
-    """The error names the setting and what is wrong with it."""
     with pytest.raises(ConfigurationError, match="redlock_nodes") as raised:
         addresses_of(nodes)
     assert message in str(raised.value)
@@ -94,7 +91,6 @@ def test_a_wrong_list_of_nodes_is_refused(nodes, message):
     ],
 )
 def test_an_error_holds_no_password(node):
-    """However a URL is mistaken, no part of a password shows in the error."""
     with pytest.raises(ConfigurationError) as raised:
         addresses_of([node])
     assert "secret" not in str(raised.value)
@@ -147,7 +143,6 @@ def test_no_url_changes_the_form_of_replies(node, monkeypatch):
     "sentinel", [("s1", 7), ["s1", "7"], "s1:7", "redis://s1:7", "redis://:secret@s1:7/0"]
 )
 def test_a_sentinel_can_be_written_in_many_ways(sentinel, monkeypatch):
-    """The master is looked up at every connection, and connected to as a plain node."""
     asked = []
 
     def discover_master(self, service):
@@ -170,7 +165,6 @@ def test_a_sentinel_can_be_written_in_many_ways(sentinel, monkeypatch):
     [("s1", "s1", 26379), ("[::1]:7", "::1", 7), ("redis://[fe80::1]", "fe80::1", 26379)],
 )
 def test_a_sentinels_port_may_be_left_out(sentinel, host, port):
-    """The port is the usual one, and IPv6 is read like any other host."""
     (address,) = addresses_of([{"sentinels": [sentinel], "service": "lock-1"}])
     kwargs = address._sentinels[0].connection_pool.connection_kwargs
     assert (kwargs["host"], kwargs["port"]) == (host, port)

@@ -23,7 +23,6 @@ from support.options import OPTIONS
 
 
 def held(*lengths):
-    """Return these holds, under a TTL of 30 s."""
     counts = [0] * (len(HOLD_BOUNDS) + 1)
     for length in lengths:
         counts[class_of(length)] += 1
@@ -31,14 +30,12 @@ def held(*lengths):
 
 
 def watched(*lengths, options=None, timeout=3600.0, acks_late=False, own=None, **tally):
-    """Return a task that ran so, with what else is known of it."""
     known = replace(OPTIONS, **(options or {}))
     did = TaskTally(**{"ran": 1000, "holds": held(*lengths), **tally})
     return Watched(did, known, Rules(), timeout, acks_late, own or {})
 
 
 def told(of):
-    """Return each piece of advice as its option and value."""
     return {it.option: it.value for it in advise(of)}
 
 
@@ -52,12 +49,10 @@ def told(of):
     ],
 )
 def test_how_long_to_watch(length, executions, is_enough):
-    """An hour with a hundred executions, or a day."""
     assert (too_short(length, executions) == "") == is_enough
 
 
 def test_it_says_how_long_it_has_watched():
-    """And for how long to go on."""
     assert too_short(1200.0, 1) == (
         "Watched for 20 min 0 s and 1 execution: too short to advise; watch for a day."
     )
@@ -154,18 +149,15 @@ def test_unique_for(until, length, expected):
 
 
 def test_of_a_task_that_the_app_does_not_know_there_is_no_advice():
-    """Its options are not known."""
     assert advise(replace(watched(2.0), options=None)) == []
 
 
 def test_without_holds_there_is_no_advice():
-    """Nothing was measured."""
     assert advise(watched()) == []
 
 
 @pytest.mark.parametrize(("given", "right"), [(0.03, 0.03), (0.031, 0.04), (1.2, 2.0), (9.9, 10)])
 def test_a_time_is_rounded_up(given, right):
-    """To one digit."""
     assert round_up(given) == right
 
 
@@ -173,7 +165,6 @@ def test_a_time_is_rounded_up(given, right):
 
 
 def test_an_entry_has_what_the_task_says_and_what_was_advised():
-    """As plain values; and that the task is enforced, where it was only watched."""
     own = {"unique_on": ("invoice_id",), "lock_ttl": timedelta(minutes=1), "on_conflict": Queue()}
     of = watched(2.0, own=own, options={"ttl": 60.0}, reported={"conflict": 3})
     entry, left_out = entry_of(of, advise(of))
@@ -188,8 +179,6 @@ def test_an_entry_has_what_the_task_says_and_what_was_advised():
 
 
 class Until(str, Enum):
-    """As a project may have its words."""
-
     STARTED = "started"
 
 
@@ -216,7 +205,6 @@ def test_a_word_of_an_enum_is_written_as_the_word():
     ],
 )
 def test_values_as_python_writes_them(value, plain):
-    """What it cannot write is left out, and named."""
     assert literal(value) == plain
     own = {"lock_key": value}
     assert entry_of(watched(own=own), [])[1] == ([] if plain is not None else ["lock_key"])
@@ -250,6 +238,13 @@ def bill(number):
     """Do nothing."""
 
 
+def app_with(setting):
+    app = Celery("shop", set_as_current=False, broker="memory://")
+    app.conf.update(redlock_nodes=["redis://one:1/0"], redlock_protect=setting)
+    app.task(bill, name="shop.bill", shared=False)
+    return app
+
+
 def tallied(app, tally):
     """Return the report of an app in which ``shop.bill`` did this for a day."""
     tallies = Tallies({"shop.bill": replace(tally, first=1.0, last=1.0 + 86400.0)})
@@ -262,10 +257,7 @@ REPORTED = TaskTally(ran=1000, ran_reported=1000, reported={"conflict": 5}, hold
 def test_an_entry_that_would_drop_an_option_is_not_offered():
     """It would stand before the one that has it: a callable, or what only another app knows."""
     setting = {"shop.*": {"lock_key": lambda task, args, kwargs: "x", "on_conflict": Retry(1)}}
-    app = Celery("shop", set_as_current=False, broker="memory://")
-    app.conf.update(redlock_nodes=["redis://one:1/0"], redlock_protect=setting)
-    app.task(bill, name="shop.bill", shared=False)
-    found = tallied(app, REPORTED)
+    found = tallied(app_with(setting), REPORTED)
     assert found.protect == ""
     (sentence,) = found.tasks[0].by_hand
     assert sentence.startswith("Add {'lock_wait': 2.0, 'lock_mode': 'enforce'} to the options")
@@ -277,26 +269,19 @@ def test_an_entry_that_would_drop_an_option_is_not_offered():
 
 def test_a_task_that_was_watched_without_a_refusal_is_to_be_enforced():
     """As no call of it would be refused. Twin: one that is enforced has nothing to change."""
-    app = Celery("shop", set_as_current=False, broker="memory://")
-    app.conf.update(redlock_nodes=["redis://one:1/0"], redlock_protect={"shop.*": {}})
-    app.task(bill, name="shop.bill", shared=False)
+    app = app_with({"shop.*": {}})
     entry = {"shop.bill": {"lock_mode": "enforce"}}
     assert tallied(app, replace(REPORTED, reported={})).entries == entry
     assert tallied(app, replace(REPORTED, reported={}, ran_reported=0)).entries == {}
 
 
 def test_what_would_fail_is_not_to_be_enforced():
-    """As its arguments make no lock name."""
-    app = Celery("shop", set_as_current=False, broker="memory://")
-    setting = {"shop.*": {"unique_on": ["number"]}}
-    app.conf.update(redlock_nodes=["redis://one:1/0"], redlock_protect=setting)
-    app.task(bill, name="shop.bill", shared=False)
+    app = app_with({"shop.*": {"unique_on": ["number"]}})
     assert "enforce" in tallied(app, REPORTED).protect
     assert tallied(app, replace(REPORTED, reported={"unnamed": 3})).protect == ""
 
 
 def test_the_entries_are_python():
-    """Ready to paste, whatever is in a name."""
     entry = {"unique_on": ["a"], "lock_ttl": 30.0, "on_conflict": "queue", "lock_mode": "enforce"}
     names = ["shop.bill", 'it\'s "odd"\n']
     tasks = [TaskReport(name, TaskTally(), "report", entry=entry) for name in names]
@@ -309,9 +294,7 @@ def test_the_entries_are_python():
 def test_what_is_pasted_leaves_the_others_as_they_are():
     """An assignment in place of the setting would take the protection of all other tasks away."""
     setting = {"shop.*": {"unique_on": ["number"]}}
-    app = Celery("shop", set_as_current=False, broker="memory://")
-    app.conf.update(redlock_nodes=["redis://one:1/0"], redlock_protect=setting)
-    app.task(bill, name="shop.bill", shared=False)
+    app = app_with(setting)
     where, entries = tallied(app, REPORTED).to_paste
     assert where == "Ready to paste into redlock_protect, before what it has now"
     pasted = ast.literal_eval(f"{{{entries}}}") | setting

@@ -38,7 +38,6 @@ NODES = ["redis://one:1/0", "redis://two:2/0", "redis://three:3/0"]
 
 @pytest.fixture
 def app():
-    """An app that is configured, and never connected."""
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.redlock_nodes = NODES
     return app
@@ -46,7 +45,6 @@ def app():
 
 @pytest.fixture
 def executions(monkeypatch):
-    """The lock names of all executions so far."""
     names, run_body = [], execution.run_body
 
     def noted(claim, *call):
@@ -71,8 +69,6 @@ def declare(app, base=RedlockTask, **options):
 
 
 def own_call():
-    """A class with a ``__call__`` of its own."""
-
     class Own(RedlockTask):
         def __call__(self, *args, **kwargs):
             return self.run(*args, **kwargs)
@@ -81,8 +77,6 @@ def own_call():
 
 
 def own_call_that_calls_super():
-    """A class that wraps ours."""
-
     class Own(RedlockTask):
         def __call__(self, *args, **kwargs):
             return super().__call__(*args, **kwargs)
@@ -91,33 +85,23 @@ def own_call_that_calls_super():
 
 
 class Plain(Task):
-    """Somebody else's base, which knows of no other."""
-
     abstract = True
 
     def __call__(self, *args, **kwargs):
-        """Run the body, and nothing else."""
         return self.run(*args, **kwargs)
 
 
 class Mixin:
-    """No task at all."""
-
     def __call__(self, *args, **kwargs):
-        """Run the body, and nothing else."""
         return self.run(*args, **kwargs)
 
 
 class Cooperative:
-    """No task at all, and well-behaved."""
-
     def __call__(self, *args, **kwargs):
-        """Run whatever comes next."""
         return super().__call__(*args, **kwargs)
 
 
 def bases(*classes):
-    """Return what makes a class of *classes*."""
     return lambda: type("Mixed", classes, {"abstract": True})
 
 
@@ -155,8 +139,6 @@ def an_object():
 
 
 def decorated_with_ours():
-    """A ``__call__`` that looks like ours and is not."""
-
     class Looks(RedlockTask):
         @functools.wraps(RedlockTask.__call__)
         def __call__(self, *args, **kwargs):
@@ -184,7 +166,6 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_call_is_one_execution(app, executions, form):
-    """Whatever ``__call__`` a class has, its body has the lock, and only one is taken."""
     task = declare(app, base=FORMS[form]())
     with locks_disabled():
         assert task.apply((7,)).get() == (7, NotLocked)
@@ -209,8 +190,6 @@ def test_a_class_that_is_registered_by_itself_is_protected_too(app, executions, 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_direct_call_stays_a_call(app, executions, form):
-    """Without an execution a ``__call__`` of any form runs without a lock."""
-
     @app.task(base=FORMS[form](), name="shop.bill", shared=False)
     def bill(invoice_id):
         return invoice_id
@@ -222,8 +201,6 @@ def test_a_direct_call_stays_a_call(app, executions, form):
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "an_object"])
 def test_a_recursion_is_no_second_execution(app, executions, form):
-    """``self(n - 1)`` in a body stays in the execution, whatever ``__call__`` stands between."""
-
     @app.task(base=FORMS[form](), name="shop.bill", bind=True, shared=False)
     def bill(self, n):
         return [type(current_lock()), *(self(n - 1) if n else [])]
@@ -320,7 +297,6 @@ def test_monitoring_that_wraps_the_class_leaves_the_lock_in_place(
 
 
 def test_an_annotation_of_call_is_protected(app, executions):
-    """``task_annotations`` can wrap any method, ``__call__`` too."""
     wrapped = []
 
     def around(inner):
@@ -349,7 +325,6 @@ def test_a_call_is_wrapped_only_once(app):
 
 @pytest.mark.parametrize("call", [None, 5, property(lambda self: self.run)])
 def test_what_cannot_be_protected_is_refused(app, call):
-    """A ``__call__`` that is no method is named when the task is registered."""
     with pytest.raises(ConfigurationError, match=r"shop\.bill: __call__ must be a method"):
         declare(app, base=type("Odd", (RedlockTask,), {"__call__": call}))
 
@@ -367,8 +342,6 @@ def test_without_the_protection_a_call_without_super_has_no_lock(app, executions
 
 
 class Hooks(RedlockTask):
-    """Every hook, and none of them calls ours."""
-
     abstract = True
 
     @classmethod
@@ -395,7 +368,6 @@ class Hooks(RedlockTask):
 
 
 def test_hooks_of_the_users_take_nothing_away(app, executions):
-    """Neither the lock, nor the check of options, nor that of a worker at its start."""
     task = declare(app, base=Hooks)
     with locks_disabled():
         assert task.apply((7,)).get() == (7, NotLocked)
@@ -405,13 +377,11 @@ def test_hooks_of_the_users_take_nothing_away(app, executions):
 
 @pytest.mark.parametrize("bad", [{"lock_tll": 5}, {"on_conflict": "skipp"}, {"lock_key": "{no}"}])
 def test_options_beside_hooks_of_the_users_are_checked(app, bad):
-    """An ``on_bound`` without ``super()`` hides no mistake."""
     with pytest.raises(ConfigurationError, match=next(iter(bad))):
         declare(app, base=Hooks, **bad)
 
 
 def test_on_bound_of_the_user_is_called_with_the_app(app):
-    """It is called as Celery calls it, for each time the task is bound."""
     apps = []
     hooks = type(
         "Told", (RedlockTask,), {"on_bound": classmethod(lambda cls, app: apps.append(app))}
@@ -428,12 +398,10 @@ class CeleryRequest(Request):
 
 
 def with_request(request):
-    """Return a class whose request is *request*."""
     return type("Custom", (RedlockTask,), {"abstract": True, "Request": request})
 
 
 def other_with_request(request):
-    """Return a class that has *request* by another base."""
     other = type("Other", (Task,), {"abstract": True, "Request": request})
     return type("Mixed", (other, RedlockTask), {"abstract": True})
 
@@ -445,7 +413,6 @@ def other_with_request(request):
     ids=["class", "name", "function"],
 )
 def test_a_request_that_releases_nothing_is_refused_at_the_workers_start(app, request_of, custom):
-    """The error names task, class, and what to derive from."""
     task = declare(app, base=request_of(custom))
     words = r"shop\.bill: (Custom|Other)\.Request.*celery_redlock\.task\.worker\.forced_ends\."
     with pytest.raises(ConfigurationError, match=words):
@@ -456,7 +423,6 @@ def test_a_request_that_releases_nothing_is_refused_at_the_workers_start(app, re
 
 @pytest.mark.parametrize("request_of", [with_request, other_with_request])
 def test_a_request_derived_from_ours_is_welcome(app, request_of):
-    """By class and by name."""
     ours = overrides.symbol_by_name(RedlockTask.Request)
     derived = type("Derived", (ours,), {})
     declare(app, base=request_of(derived)).check_lock()
@@ -497,7 +463,6 @@ def test_a_name_of_ours_is_not_taken(app, attribute, value, words, where):
 
 
 def test_no_other_name_is_ours(app):
-    """Neither the class nor a task has a name that a user's class could meet by accident."""
     task = declare(app)
     public = {*OPTIONS, *METHODS}
     ours = {name for cls in type(task).__mro__[1:-1] for name in vars(cls)} - set(dir(Task))
@@ -507,7 +472,6 @@ def test_no_other_name_is_ours(app):
 
 @pytest.mark.parametrize("where", ["task", "class", "mixin"])
 def test_private_names_are_the_users(app, executions, where):
-    """Whatever they are called, and whatever they are."""
     theirs = dict.fromkeys(
         ("_lock_name", "_lock", "_options", "_run_locked", "_is_built_in", "_task_lock", "_name"), 5
     )
@@ -549,26 +513,31 @@ async def later(invoice_id=None):
 
 
 async def piecewise(invoice_id=None):
-    """Likewise, and yields."""
     yield
 
 
 def lazily(invoice_id=None):
-    """Runs when somebody takes what it yields."""
     yield
 
 
-@pytest.mark.parametrize("body", [later, piecewise, lazily])
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [(later, "a coroutine"), (piecewise, "an asynchronous generator"), (lazily, "a generator")],
+)
 @pytest.mark.parametrize("options", [{}, {"autoretry_for": (OSError,)}, {"bind": True}])
-def test_a_body_that_has_not_begun_when_it_returns_is_refused(app, body, options):
-    """The lock would be released before it runs, as by pools that wait for it afterwards."""
-    with pytest.raises(ConfigurationError, match="make it a plain function"):
+def test_a_body_that_has_not_begun_when_it_returns_is_refused(app, body, kind, options):
+    """
+    The lock would be released before it runs, as by pools that wait for it afterwards.
+
+    What autoretry puts around a body returns what the body does.
+    """
+    with pytest.raises(
+        ConfigurationError, match=f"its body is {kind} .*; make it a plain function"
+    ):
         app.task(base=RedlockTask, shared=False, lazy=False, **options)(body)
 
 
 def test_a_class_whose_run_is_a_coroutine_is_refused(app):
-    """However the task is registered."""
-
     class Bill(RedlockTask):
         name = "shop.bill"
 
@@ -579,16 +548,7 @@ def test_a_class_whose_run_is_a_coroutine_is_refused(app):
         app.register_task(Bill())
 
 
-def test_a_coroutine_that_celery_wraps_is_refused(app):
-    """What autoretry puts around a body returns what the body does: a coroutine."""
-    options = {"base": RedlockTask, "shared": False, "lazy": False, "autoretry_for": (KeyError,)}
-    with pytest.raises(ConfigurationError, match="its body is a coroutine"):
-        app.task(**options)(later)
-
-
 def test_a_plain_function_may_wait_for_a_coroutine(app, executions):
-    """Also where it says that it wraps one."""
-
     @functools.wraps(later)
     def wait(invoice_id=None):
         asyncio.run(later(invoice_id))
@@ -627,8 +587,6 @@ def test_a_result_that_has_yet_to_run_fails_the_task(app, kind):
 
 
 def test_a_lock_name_of_the_users_is_the_name(app, executions):
-    """A method that fits may take the place of ours."""
-
     class Named(RedlockTask):
         abstract = True
 
@@ -644,8 +602,6 @@ def test_a_lock_name_of_the_users_is_the_name(app, executions):
 
 @pytest.mark.parametrize("name", [None, "", 5])
 def test_a_lock_name_of_the_users_that_is_none_fails_the_task(app, executions, name):
-    """It never runs under a lock that is not a name."""
-
     class Named(RedlockTask):
         abstract = True
 
@@ -774,7 +730,6 @@ def test_arguments_that_the_nodes_are_to_keep_have_a_bound(app):
 
 
 def test_all_threads_have_the_same_lock_of_a_task(app):
-    """Which is the first one that any of them has made."""
     task = declare(app)
     for _ in range(50):
         del vars(task)[task_lock.KEY]

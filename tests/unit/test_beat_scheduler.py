@@ -24,15 +24,7 @@ from support.fakes import FakeClock, lease_of
 
 
 class Locks:
-    """
-    Locks that anybody gets.
-
-    Attributes:
-        leader: Who leads by what the nodes say; ``{}`` for nobody.
-        error: To be raised by a bid.
-        held: What was taken.
-        given_back: What was given back.
-    """
+    """Locks that anybody gets; the nodes say who is the `leader`, and a bid raises `error`."""
 
     labels = ("node-0",)
 
@@ -54,30 +46,21 @@ class Locks:
         """Have no connection."""
 
     def inspect(self, name):
-        """Return what the nodes see."""
         self.bids += 1
         if self.error is not None:
             raise self.error
         return [NodeView("node-0", self.leader, 5.0 if self.leader else 0.0, 0, "")]
 
     def take(self, wanted):
-        """Grant a lock."""
         self.held.append(HeldLock(lease_of(self.clock, wanted.name)))
         return self.held[-1]
 
     def give_back(self, held):
-        """Note it."""
         self.given_back.append(held)
 
 
 class Wrapped(Scheduler):
-    """
-    A scheduler in memory that fails where a test says.
-
-    Attributes:
-        failing: Names of what fails.
-        closed: Those that were closed.
-    """
+    """A scheduler in memory; the methods that are `failing` do."""
 
     failing: set[str]
     closed: list[Scheduler]
@@ -91,12 +74,10 @@ class Wrapped(Scheduler):
             raise OSError(what)
 
     def tick(self, *args, **kwargs):
-        """Do what is due, or fail."""
         self._fail("tick")
         return super().tick(*args, **kwargs)
 
     def close(self):
-        """Close, or fail after all."""
         self.closed.append(self)
         super().close()
         self._fail("close")
@@ -109,8 +90,6 @@ def _slots(monkeypatch):
 
 
 class Beat:
-    """An app, its locks, a scheduler of it, and what observers were told."""
-
     def __init__(self, clock, **conf):
         self.clock, self.events = clock, []
         self.wrapped = type("Listed", (Wrapped,), {"failing": set(), "closed": []})
@@ -134,7 +113,6 @@ class Beat:
         return [getattr(event, "reason", None) for event in self.events]
 
     def is_leading(self):
-        """Tick, and return whether we lead."""
         pause = self.scheduler.tick()
         assert pause >= 0.0
         return not isinstance(self.scheduler._state, StandBy)
@@ -142,7 +120,6 @@ class Beat:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that is moved by hand."""
     clock = FakeClock()
     monkeypatch.setattr("celery_redlock.lock.clock.now", clock)
     return clock
@@ -150,12 +127,10 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def beat(clock):
-    """Return a beat that nobody stands in the way of."""
     return Beat(clock)
 
 
 def test_it_leads_and_has_the_schedule_of_the_wrapped_one(beat):
-    """Before that it has none."""
     assert beat.scheduler.schedule == {}
     assert beat.is_leading()
     assert list(beat.scheduler.schedule) == ["a"]
@@ -176,7 +151,6 @@ def test_it_stands_by_until_the_next_bid(beat):
 
 
 def test_a_bid_that_raises_is_tried_again(beat, caplog):
-    """Nothing is raised; after a while it bids anew."""
     beat.locks.error = OSError("no route")
     assert not beat.is_leading()
     pause = beat.scheduler.tick()
@@ -220,7 +194,6 @@ def test_each_term_has_a_scheduler_of_its_own(beat):
 
 @pytest.mark.parametrize("failing", [set(), {"close"}])
 def test_closing_resigns_once(beat, failing):
-    """The wrapped scheduler is closed, and the lease given back whatever comes of that."""
     assert beat.is_leading()
     beat.wrapped.failing.update(failing)
     beat.scheduler.close()
@@ -282,7 +255,6 @@ def test_a_stop_within_closing_gives_the_lease_back(beat):
 
 
 def test_closing_while_standing_by_does_nothing(beat):
-    """There is nothing to give back."""
     beat.scheduler.close()
     beat.scheduler.close()
     assert beat.locks.given_back == []
@@ -290,7 +262,6 @@ def test_closing_while_standing_by_does_nothing(beat):
 
 
 def test_state_is_stored_by_the_wrapped_scheduler_alone(beat):
-    """Its own tick sees to it; a sync that is asked for reaches it while we lead."""
     stored = []
     beat.scheduler.sync()
     assert beat.is_leading()
@@ -318,14 +289,12 @@ def test_one_that_is_lazy_touches_no_lock(beat, monkeypatch, given, conf, wanted
 
 
 def test_without_a_setting_the_longest_sleep_is_that_of_the_wrapped_one(beat):
-    """As if it were not wrapped."""
     beat.wrapped.max_interval = 17.0
     assert RedlockScheduler(beat.app, lazy=True).max_interval == 17.0
 
 
 @pytest.mark.parametrize("named", ["no.such:Thing", "celery.beat:Nobody", "json:dumps", dict])
 def test_what_is_no_scheduler_is_refused(clock, named):
-    """At once, and with the name of the setting."""
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.update(redlock_nodes=["redis://127.0.0.1:1/0"], redlock_beat_scheduler=named)
     with pytest.raises(ConfigurationError, match="redlock_beat_scheduler"):
@@ -333,7 +302,6 @@ def test_what_is_no_scheduler_is_refused(clock, named):
 
 
 def test_an_overlap_that_nobody_can_tell_is_refused(clock):
-    """An entry asks for a lock that its task does not have."""
     entry = {"task": "shop.report", "schedule": 5.0, "options": {"overlap": "skip"}}
     beat = Beat(clock)
     beat.app.conf.beat_schedule = {"a": entry}

@@ -22,7 +22,6 @@ PARSERS = [_RESP2Parser, *[_HiredisParser] * HIREDIS_AVAILABLE]
 
 @pytest.fixture
 def pair():
-    """Return a bounded socket and the other end."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(30.0)
@@ -30,7 +29,6 @@ def pair():
 
 
 def drip(theirs, stop):
-    """Send a byte now and then."""
     with contextlib.suppress(OSError):
         while not stop.wait(0.05):
             theirs.send(b"x")
@@ -38,7 +36,6 @@ def drip(theirs, stop):
 
 @pytest.fixture
 def dripping(pair):
-    """Return a bounded socket whose other end sends a byte now and then."""
     stop = threading.Event()
     thread = threading.Thread(target=drip, args=(pair[1], stop))
     thread.start()
@@ -48,14 +45,12 @@ def dripping(pair):
 
 
 def read_on(sock, seconds):
-    """Read a byte at a time for so long."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         assert sock.recv(1)
 
 
 def test_no_exchange_lasts_longer_than_it_may(dripping):
-    """Although none of its reads does."""
     dripping.begin()
     with pytest.raises(TimeoutError):
         read_on(dripping, 60.0)
@@ -106,7 +101,6 @@ def server(answer, keeps):
 
 
 def connection_to(port, kind=redis.Connection, **options):
-    """Return a bounded connection that tries once."""
     known = {"host": "127.0.0.1", "port": port, "retry": Retry(NoBackoff(), 0)}
     return bounded.bounded(kind)(**{**known, **options})
 
@@ -145,7 +139,6 @@ def test_a_place_that_cannot_be_is_an_error_of_redis(host, port):
 
 
 def test_a_timeout_of_its_own_is_kept(pair):
-    """Of a read that is not to wait, or not for long."""
     sock, _ = pair
     sock.begin()
     sock.settimeout(0)

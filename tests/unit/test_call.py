@@ -15,7 +15,6 @@ REQUEST = renew_request(Rules(), Lease("k", "a" * 40, 1, 20.0, 0.0, 0.0), repair
 
 
 def two_yes(ballot):
-    """Return whether two nodes said yes."""
     return count(ballot, VoteKind.GRANTED) + count(ballot, VoteKind.REPAIRED) >= 2
 
 
@@ -43,7 +42,6 @@ def test_what_is_decided_stays_decided():
 
 
 def test_a_no_stays_a_no():
-    """Whoever was refused was refused, whatever became of the node."""
     call = Round(REQUEST, 3, two_yes)
     call.take(0, refused())
     call.withdraw(0, "connection lost")
@@ -52,7 +50,6 @@ def test_a_no_stays_a_no():
 
 
 def test_a_node_votes_once():
-    """What comes after its first vote, or after the decision, is too late."""
     call = Round(REQUEST, 3, two_yes)
     call.take(0, refused())
     call.take(0, granted())

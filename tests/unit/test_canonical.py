@@ -29,7 +29,6 @@ class Shout(str, Enum):
     HEY = "hey"
 
     def __new__(cls, text):
-        """Make the content louder than the value."""
         shout = str.__new__(cls, text.upper())
         shout._value_ = text
         return shout
@@ -58,8 +57,6 @@ class Money:
 
 
 class Broken:
-    """Fails while it is being encoded."""
-
     def __json__(self):
         raise RuntimeError("secret-value")
 
@@ -116,7 +113,6 @@ CONFUSABLE = st.sampled_from([*TEXTS, *UNICODE, *NUMBERS, *DAYS, UUID(int=1), st
 
 
 def nested(leaves, keys):
-    """Return lists, tuples and dicts of *leaves*, some levels deep."""
     return st.recursive(
         leaves,
         lambda inner: (
@@ -157,7 +153,6 @@ MESSAGES = nested(CARRIED | ENVELOPES, KEYS)
 
 
 def read_by_worker(value):
-    """Return what arrives when *value* is sent."""
     return kombu_json.loads(kombu_json.dumps(value))
 
 
@@ -171,7 +166,6 @@ def tagged(read):
 
 
 def refusal(value):
-    """Return the complaint about a value that has no text."""
     with pytest.raises(NotCarried) as refused:
         canonical(value)
     return refused.value
@@ -183,7 +177,6 @@ class TestWhatIsEqual:
     @example({"a": "b,c:d"}, {"a": "b", "c": "d"})
     @example(["a", "b"], ['a","b'])
     def test_texts_are_equal_exactly_when_a_worker_reads_equal_values(self, one, other):
-        """Equal text if and only if kombu delivers the same values of the same types."""
         try:
             texts = canonical(one), canonical(other)
         except NotCarried:
@@ -198,7 +191,6 @@ class TestWhatIsEqual:
     @example(datetime(2024, 10, 27, 2, 30, fold=1))  # noqa: DTZ001
     @example("\ud83d\ude00")
     def test_the_journey_to_a_worker_changes_no_text(self, value):
-        """Before and after kombu's JSON the text is one; what cannot arrive is refused."""
         try:
             text = canonical(value)
         except NotCarried:
@@ -217,7 +209,6 @@ class TestWhatIsEqual:
 
     @given(st.dictionaries(st.text(), SCALARS))
     def test_the_order_of_a_dict_does_not_matter(self, value):
-        """A dict and its reverse have one text."""
         assert canonical(value) == canonical(dict(reversed(value.items())))
 
     @pytest.mark.parametrize(
@@ -238,16 +229,13 @@ class TestWhatIsEqual:
         ],
     )
     def test_a_client_value_and_its_plain_form_are_one(self, one, other):
-        """What a worker cannot tell from its plain form has the text of the plain form."""
         assert canonical(one) == canonical(other)
 
     def test_every_plain_type_is_told_apart(self):
-        """One, its text, its float, true, and their kin all differ."""
         values = [1, "1", True, 1.0, Decimal(1), b"1", None, "None", "null", [1], {"1": 1}]
         assert len({canonical(value) for value in values}) == len(values)
 
     def test_nan_is_equal_to_itself_and_to_nothing_else(self):
-        """Non-finite floats travel, so they have a text."""
         nan, inf = canonical(float("nan")), canonical(float("inf"))
         assert nan == canonical(float("nan"))
         assert len({nan, inf, canonical("NaN"), canonical(-float("inf"))}) == 4
@@ -261,12 +249,10 @@ class TestWhatIsEqual:
 class TestRegisteredTypes:
     @pytest.fixture(autouse=True)
     def registry(self, monkeypatch):
-        """Undo what a test registers with kombu."""
         monkeypatch.setattr(kombu_json, "_encoders", dict(kombu_json._encoders))
         monkeypatch.setattr(kombu_json, "_decoders", dict(kombu_json._decoders))
 
     def test_a_type_with_a_marker_keeps_its_text_on_the_way(self):
-        """A type that is rebuilt on the worker reads the same there."""
         kombu_json.register_type(complex, "complex", str, complex)
         assert canonical(1j) == canonical(read_by_worker(1j))
         assert canonical(1j) != canonical(str(1j))
@@ -282,7 +268,6 @@ class TestRegisteredTypes:
         assert canonical(1j) == canonical(str(1j))
 
     def test_what_a_decoder_makes_of_a_value_counts(self):
-        """A decoder that gives another carried type, or plain JSON, decides the text."""
         kombu_json.register_type(complex, "c", lambda c: int(c.real), lambda n: UUID(int=n))
         assert canonical(7 + 0j) == canonical(UUID(int=7))
         kombu_json.register_type(complex, "c", str, len)
@@ -292,7 +277,6 @@ class TestRegisteredTypes:
         assert canonical(7 + 0j) == canonical(str(UUID(int=7)))
 
     def test_a_registered_type_may_replace_a_default_one(self):
-        """Kombu's registry decides, not this package."""
         kombu_json.register_type(date, None, date.isoformat)
         assert canonical(date(2024, 1, 2)) == canonical("2024-01-02")
 
@@ -303,7 +287,6 @@ class TestWhatIsRefused:
         [{1}, object(), Mood.GOOD, len, 1j, UserDict(), bytearray(b"a"), range(2), Line, Broken()],
     )
     def test_the_type_is_named(self, value):
-        """What no message carries is refused with its type."""
         assert refusal(value).reason == f"is of type {type(value).__qualname__}"
 
     @pytest.mark.parametrize(
@@ -317,11 +300,9 @@ class TestWhatIsRefused:
         ],
     )
     def test_the_place_is_named(self, value, path):
-        """The path leads to the value, through keys that look like names only."""
         assert refusal(value).path == path
 
     def test_no_value_is_shown(self):
-        """Neither the value nor what its own code says goes into the complaint."""
         refused = refusal({"a": Broken(), "token": "secret-value"})
         assert "secret-value" not in f"{refused!r} {refused.reason} {refused.path}"
 
@@ -330,7 +311,6 @@ class TestWhatIsRefused:
         assert refusal({"a": {1: "x", "1": "y"}}).reason == "has two keys that are one in JSON"
 
     def test_a_key_that_json_has_not_is_refused(self):
-        """Tuples are no keys in JSON."""
         assert refusal([{(1, 2): 3}]).reason == "has a key of type tuple"
 
     def test_an_envelope_that_no_worker_can_open_is_refused(self):
@@ -339,11 +319,9 @@ class TestWhatIsRefused:
         assert refusal([forged]).reason == "is an envelope that kombu cannot open"
 
     def test_an_integer_too_long_for_json_is_refused(self):
-        """Python writes no integer of 5000 digits."""
         assert refusal([10**5000]).reason == "is an integer too long for JSON"
 
     def test_what_contains_itself_is_refused(self):
-        """A circle is found, in lists, dicts and objects."""
         ring = [1]
         ring.append({"again": ring})
         assert (refusal(ring).reason, refusal(ring).path) == ("contains itself", "[1].again")
@@ -358,7 +336,6 @@ class TestWhatIsRefused:
         assert isinstance(refusal(Babushka()), NotCarried)
 
     def test_one_value_at_two_places_is_no_circle(self):
-        """Only what lies within itself is circular."""
         shared = [1]
         assert canonical([shared, shared]) == canonical([[1], [1]])
 
@@ -366,11 +343,9 @@ class TestWhatIsRefused:
 class TestModels:
     @pytest.fixture
     def pydantic(self):
-        """Return the optional package, or skip."""
         return pytest.importorskip("pydantic")
 
     def test_a_model_is_its_json_dump(self, pydantic):
-        """A model has the text of the dict that a worker would get."""
         thing = pydantic.create_model("Thing", id=(UUID, ...), sizes=(set[int], ...))
         model = thing(id=UUID(int=1), sizes={1})
         assert canonical([model]) == canonical([{"id": str(UUID(int=1)), "sizes": [1]}])
@@ -382,13 +357,11 @@ class TestModels:
         assert refused.reason == "is a model with a secret that its JSON form masks"
 
     def test_a_model_that_cannot_be_dumped_is_refused(self, pydantic):
-        """A failing serializer is a refusal like any other."""
         config = pydantic.ConfigDict(arbitrary_types_allowed=True)
         thing = pydantic.create_model("Thing", __config__=config, it=(object, ...))
         assert refusal(thing(it=object())).reason == "is a model that pydantic cannot dump as JSON"
 
     def test_pydantic_is_not_imported_for_it(self):
-        """A process without pydantic stays without it, whatever is encoded."""
         code = """if True:
             import sys
             from celery_redlock.task.naming.canonical import NotCarried, canonical
@@ -407,7 +380,6 @@ class TestPlain:
         SCALARS | st.uuids() | st.decimals() | st.dates() | st.datetimes(timezones=st.timezones())
     )
     def test_the_journey_to_a_worker_changes_no_printed_text(self, value):
-        """What a template prints is the same before and after kombu's JSON."""
         assert str(plain(value)) == str(plain(read_by_worker(value)))
 
     def test_a_zone_prints_the_same_on_both_sides(self):
@@ -432,7 +404,6 @@ class TestPlain:
 
     @pytest.mark.parametrize("value", [[], {}, (), b"a", object(), {1}, len, Money(1), Line("a")])
     def test_what_has_no_text_of_its_own_is_refused(self, value):
-        """Containers, bytes and objects are not printed."""
         with pytest.raises(NotCarried, match=f"is of type {type(value).__qualname__}"):
             plain(value)
 

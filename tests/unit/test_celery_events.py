@@ -50,25 +50,20 @@ WORKER = "w1@host"
 
 @pytest.fixture
 def in_worker(monkeypatch):
-    """This process is a worker's."""
     monkeypatch.setattr(trace, "_localized", [None, None, WORKER])
 
 
 def app_with(**conf):
-    """Return an app whose broker is in this process."""
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.update(conf)
     return app
 
 
 def observer_of(app, *, sends_events=True):
-    """Return an observer of *app*."""
     return CeleryEvents(SimpleNamespace(app=app, sends_events=sends_events))
 
 
 class Consumer:
-    """A monitor: a real receiver's view of events, and Celery's own state of the cluster."""
-
     def __init__(self, app):
         self.state = State()
         with Connection("memory://") as connection:
@@ -76,42 +71,35 @@ class Consumer:
         self.timestamp = 100.0
 
     def hear(self, message):
-        """Take one event, as it comes out of the serializer."""
         self.receiver.process(*self.receiver.event_from_message(json.loads(json.dumps(message))))
 
     def hear_celery(self, kind, **fields):
-        """Take one of Celery's own events about the task."""
         self.timestamp += 1.0
         about = {"uuid": "me", "hostname": WORKER, "pid": 7, "clock": int(self.timestamp)}
         times = {"timestamp": self.timestamp, "utcoffset": 0}
         self.hear({"type": f"task-{kind}", **about, **times, **fields})
 
     def hear_ours(self, event):
-        """Take one of ours."""
         self.timestamp += 1.0
         self.hear(message_of(event, self.timestamp, WORKER))
 
     @property
     def task(self):
-        """The task, as Celery's own state has it."""
         return self.state.tasks["me"]
 
 
 @pytest.fixture
 def consumer():
-    """A monitor that has heard nothing yet."""
     return Consumer(app_with())
 
 
 def test_every_event_has_a_type():
-    """And no two the same."""
     types = [kind.celery_type for kind in events.KINDS.values()]
     assert len(set(types)) == len(types)
 
 
 @pytest.mark.parametrize("event", OF_THE_TASK, ids=lambda e: type(e).__name__)
 def test_what_a_task_did_is_filed_under_the_task(event):
-    """Its id is ``uuid``, its name ``name``, and the lock is ``lock``."""
     told = message_of(event, 5.0, WORKER)
     assert told["type"] == f"task-redlock-{event.celery_type}"
     assert (told["uuid"], told["name"], told["lock"]) == ("me", "shop.bill", "key")
@@ -134,7 +122,6 @@ def test_what_is_only_reported_has_a_type_of_its_own(event):
 
 
 def test_a_lock_outside_of_tasks_is_of_no_task():
-    """`Redlock.hold` has no task id."""
     told = message_of(events.LockAcquired("key", 7, 0.1), 5.0, WORKER)
     assert told["type"] == "redlock-acquired"
     assert "uuid" not in told
@@ -175,7 +162,6 @@ def test_no_field_is_one_of_celerys(event):
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("end", ["succeeded", "failed"])
 def test_the_end_of_a_task_stays_what_it_was(consumer, event, is_late, end):
-    """Whether ours come before it or after; and name, arguments and worker stay as well."""
     consumer.hear_celery("received", name="shop.bill", args="(1,)", retries=0)
     consumer.hear_celery("started")
     if not is_late:
@@ -191,7 +177,6 @@ def test_the_end_of_a_task_stays_what_it_was(consumer, event, is_late, end):
 
 
 def test_a_running_task_shows_what_it_did_last(consumer):
-    """As the docstring of the module says of Celery's own state."""
     consumer.hear_celery("received", name="shop.bill")
     consumer.hear_celery("started")
     consumer.hear_ours(OF_THE_TASK[0])
@@ -268,7 +253,6 @@ def receiver_of(app, heard):
 
 
 def test_a_real_receiver_hears_all_of_it(in_worker):
-    """Through a broker, in lists, in order within a group."""
     app, heard = app_with(), []
     with receiver_of(app, heard) as wait_for:
         observer = observer_of(app)

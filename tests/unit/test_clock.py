@@ -23,7 +23,6 @@ def reading(sent, up, down, offset):
 
 
 def test_our_clock_never_goes_back():
-    """A later look at the clock shows no earlier time."""
     looks = [clock.now() for _ in range(1000)]
     assert looks == sorted(looks)
 
@@ -47,7 +46,6 @@ def test_a_reading_says_where_the_offset_can_lie():
 
 @given(up=seconds, down=seconds, offset=st.floats(-1e6, 1e6))
 def test_the_true_offset_lies_within_a_reading(up, down, offset):
-    """However unequal the two ways, the node's offset is between the bounds."""
     seen = reading(0.0, up, down, offset)
     assert seen.earliest - 1e-6 <= offset <= seen.latest + 1e-6
 
@@ -58,7 +56,6 @@ def test_the_true_offset_lies_within_a_reading(up, down, offset):
     rate=st.floats(-DRIFT, DRIFT),
 )
 def test_drift_is_no_jump(ways, between, rate):
-    """A clock that runs within the drift factor raises no alarm, however slow the replies."""
     up, down, later_up, later_down = ways
     sent = up + down + between
     before = reading(0.0, up, down, offset=rate * up)
@@ -85,19 +82,16 @@ def test_a_jump_beyond_all_doubt_is_seen(ways, between, jump, sign):
 
 @pytest.mark.parametrize("offset", [0.04, -0.04])
 def test_a_small_step_is_tolerated(offset):
-    """What the tolerance allows is no jump, forward or back."""
     before, after = reading(0.0, 0.0, 0.0, 0.0), reading(0.0, 0.0, 0.0, offset)
     assert move_between(before, after, DRIFT).jump == 0.0
 
 
 def test_the_sharper_reading_is_kept():
-    """A slow reply does not replace what a quick one showed shortly before."""
     quick, slow = reading(0.0, 0.001, 0.001, 0.0), reading(1.0, 0.5, 0.5, 0.0)
     assert sharper(quick, slow, DRIFT) is quick
     assert sharper(slow, quick, DRIFT) is quick
 
 
 def test_an_old_reading_grows_blunt():
-    """With time even a sharp reading is worth less than a slow reply of now."""
     old, slow = reading(0.0, 0.0, 0.0, 0.0), reading(3600.0, 0.5, 0.5, 0.0)
     assert sharper(old, slow, DRIFT) is slow

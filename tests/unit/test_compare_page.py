@@ -113,7 +113,6 @@ def made(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("row", "seen", "holds", "words"), SIGHTS)
 def test_a_verdict_follows_from_what_was_seen(row, seen, holds, words):
-    """Each way in which a row can go has its words."""
     told = verdict(row, seen)
     assert (told.holds, told.words) == (holds, words)
 
@@ -126,7 +125,6 @@ def test_every_row_has_a_verdict_and_can_go_both_ways():
 
 
 def test_words_have_no_figure_that_differs_from_run_to_run():
-    """A time, and how often copies met, are no part of the table."""
     for silent in (8.0, 8.9, 9.7):
         assert verdict("killed", {**WAITED, "silent": silent}).words == "silent until its TTL ends"
     for runs in (5, 6):
@@ -134,7 +132,6 @@ def test_words_have_no_figure_that_differs_from_run_to_run():
 
 
 def test_every_row_has_a_cell_for_everybody_and_for_its_control():
-    """Controls run where they are asked for."""
     picked = cells()
     assert len(set(picked)) == len(picked)
     for row in ROWS:
@@ -145,7 +142,6 @@ def test_every_row_has_a_cell_for_everybody_and_for_its_control():
 
 
 def test_a_run_in_which_ours_holds_and_controls_fail_is_well(made, capsys):
-    """Whatever the others do: they are what is looked at."""
     assert made() == 0
     told = capsys.readouterr().out
     assert "worker killed, celery-once: ✗ silent (waited 14 s)" in told
@@ -154,7 +150,6 @@ def test_a_run_in_which_ours_holds_and_controls_fail_is_well(made, capsys):
 
 
 def test_only_what_is_asked_for_is_run(made, capsys):
-    """Rows by their key, and columns."""
     assert made("late", "spelt", "--only", OURS, "--only", ONCE) == 0
     assert "4 cells in " in capsys.readouterr().out
 
@@ -184,7 +179,6 @@ def test_a_situation_that_did_not_come_about_is_no_verdict(made, capsys):
 
 
 def test_a_recorded_run_is_read_again_and_stands_in_the_page(made):
-    """Between the markers, and nothing else moves."""
     pytest.importorskip("celery_once")
     assert made("--record") == 0
     run = records.load()
@@ -205,14 +199,12 @@ def test_a_recorded_run_is_read_again_and_stands_in_the_page(made):
     [["nothing"], ["--only", "nobody"], ["late", "--record"], ["--record", "--only", ONCE]],
 )
 def test_what_cannot_be_meant_is_refused(made, arguments):
-    """A misspelt row, and a record of a part."""
     with pytest.raises(SystemExit) as refused:
         made(*arguments)
     assert refused.value.code == 2
 
 
 def test_make_compare_runs_it():
-    """The Makefile knows it by this name."""
     assert "-m benchmarks.peers $(ARGS)\n" in (ROOT / "Makefile").read_text()
 
 
@@ -221,23 +213,19 @@ def test_make_compare_runs_it():
 
 @pytest.fixture(scope="module")
 def run():
-    """Return the last recorded run."""
     return records.load()
 
 
 def test_every_cell_was_run(run):
-    """Each row for each column, once, and with its controls."""
     assert sorted((one.row, one.column) for one in run.found) == sorted(cells())
 
 
 def test_every_cell_of_ours_holds(run):
-    """In the recorded run."""
     told = {row.key: run.cell(row.key, OURS).verdict for row in ROWS}
     assert {row: one.words for row, one in told.items() if not one.holds} == {}
 
 
 def test_every_control_fails(run):
-    """So each row can see what it looks for."""
     assert [row.key for row in ROWS if run.cell(row.key, row.control).verdict.holds] == []
 
 
@@ -248,7 +236,6 @@ def test_a_plain_task_is_not_silenced(run):
 
 
 def test_the_record_says_what_it_was_made_with(run):
-    """Versions of everybody, cores, and how to make it again."""
     assert set(COLUMNS) - {OURS, "cookbook recipe"} <= set(run.machine["versions"])
     assert run.machine["cores"] > 0
     assert run.machine["command"].startswith("python -m benchmarks.peers --record")
@@ -275,7 +262,6 @@ SHORT = {
 
 
 def test_the_readme_has_a_part_of_the_record(run):
-    """Its short table says yes where the record holds, and no where it does not."""
     page = (table.PAGE.parents[1] / "README.md").read_text()
     lines = page.partition("<!-- compare: short -->\n")[2].partition("\n\n")[0].splitlines()
     (_, *columns), _, *rows = ([cell.strip() for cell in line[1:-1].split("|")] for line in lines)
@@ -288,7 +274,6 @@ def test_the_readme_has_a_part_of_the_record(run):
 
 
 def test_the_table_can_be_read_on_a_first_screen(run):
-    """Short cells, none of them empty, with a plain sign."""
     lines = table.markdown(run).splitlines()
     rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")][2:]
     assert [name for name, *_ in rows] == [row.name for row in ROWS]

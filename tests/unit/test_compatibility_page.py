@@ -27,7 +27,6 @@ PROJECT = (ROOT / "pyproject.toml").read_text()
 
 
 def met(cells):
-    """Return which versions meet in *cells*."""
     return pairs_of(cell._asdict() for cell in cells)
 
 
@@ -35,7 +34,6 @@ def met(cells):
 
 
 def test_in_the_cover_every_two_versions_meet():
-    """Of any two packages; looked for here one by one."""
     cells = pairwise(AXES)
     for i, j in product(range(len(Cell._fields)), repeat=2):
         if i < j:
@@ -56,7 +54,6 @@ def test_the_cover_is_small_and_always_the_same():
     "sizes", [(1, 1, 1, 1, 1), (2, 2, 2, 2, 2), (3, 1, 4, 2, 5), (3, 3, 3, 3, 3)]
 )
 def test_a_cover_of_other_versions(sizes):
-    """Whatever the axes are, all pairs meet, with a cell of their own if need be."""
     axes = {
         axis: tuple(f"{axis}{number}" for number in range(size))
         for axis, size in zip(Cell._fields, sizes, strict=True)
@@ -77,7 +74,6 @@ def test_no_cell_of_the_cover_can_be_left_out():
 
 
 def test_every_two_versions_were_seen_together_without_a_failure():
-    """Cells with a failure count for nothing, and there are none."""
     assert [cell_of(cell).name for cell in RECORDED["cells"] if not page.is_well(cell)] == []
     well = [cell_of(cell) for cell in RECORDED["cells"] if page.is_well(cell)]
     assert pairs_to_cover(AXES) - met(well) == set()
@@ -105,12 +101,10 @@ def test_the_page_says_what_was_recorded():
 
 
 def test_the_record_has_all_its_places_on_the_page():
-    """Each table once."""
     assert sorted(page.PLACE.findall(TEXT)) == sorted(page.KINDS)
 
 
 def test_a_page_that_says_something_else_is_noticed():
-    """A version that was changed by hand is put right."""
     found = RECORDED["cells"][0]["found"]["redis"]
     assert found in TEXT
     changed = TEXT.replace(found, "6.6.6")
@@ -118,7 +112,6 @@ def test_a_page_that_says_something_else_is_noticed():
 
 
 def test_what_is_missing_would_be_told():
-    """A cell less, a failure more: the page names the pairs that have not met."""
     short = {**RECORDED, "cells": RECORDED["cells"][1:]}
     assert "Not yet seen together: " in page.rendered(TEXT, short)
     first = {**RECORDED["cells"][0], "failed": 1}
@@ -129,7 +122,6 @@ def test_what_is_missing_would_be_told():
 
 
 def test_a_cell_that_found_nothing_is_told_too():
-    """One that could not be installed has no versions but those that were wanted."""
     lost = {**every_cell(AXES)[0]._asdict(), "failed": 1, "problem": "not installable: x"}
     lost["tests"] = ["tests/contract"]
     told = page.rendered(TEXT, {**RECORDED, "cells": [lost]})
@@ -140,7 +132,6 @@ def test_a_cell_that_found_nothing_is_told_too():
 
 
 def test_the_readme_says_the_same():
-    """From the oldest to the newest of each."""
     readme = " ".join((ROOT / "README.md").read_text().split())
     ends = {axis: (versions[0], versions[-1]) for axis, versions in AXES.items()}
     words = {"python": "Python", "celery": "Celery", "redis_py": "redis-py"}
@@ -149,7 +140,6 @@ def test_the_readme_says_the_same():
 
 
 def test_the_package_admits_what_is_tested_and_starts_where_that_does():
-    """Dependencies, classifiers and the oldest Python."""
     for package, axis in {"celery": "celery", "kombu": "celery", "redis": "redis_py"}.items():
         (low, high) = re.search(rf'"{package}>=([\d.]+),<(\d+)"', PROJECT).groups()
         assert low == AXES[axis][0]
@@ -160,7 +150,6 @@ def test_the_package_admits_what_is_tested_and_starts_where_that_does():
 
 
 def test_the_matrix_leaves_free_what_it_is_about():
-    """The project's constraints pin each of the packages, and the cells none of them."""
     from compatibility.environments import FREE
 
     lines = (ROOT / "constraints.txt").read_text().splitlines()

@@ -23,48 +23,40 @@ WATCHERS = {"prometheus", "grafana"}
 
 @pytest.fixture(scope="module")
 def compose():
-    """docker-compose.yml, anchors and merges resolved."""
     return yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 
 
 @pytest.fixture(scope="module")
 def services(compose):
-    """Its services, by name."""
     return compose["services"]
 
 
 def celery_command(service):
-    """Return the words of a service's command, split if it is one line."""
     command = service.get("command") or dockerfile_command()
     return shlex.split(command) if isinstance(command, str) else command
 
 
 def of_celery(services, what):
-    """Return the names of the services that run ``celery ... what``."""
     ours = [name for name, service in services.items() if "build" in service]
     return [name for name in ours if what in celery_command(services[name])]
 
 
 def instructions():
-    """Return the instructions of the Dockerfile as pairs, continuation lines joined."""
     text = re.sub(r"\\\n", " ", DOCKERFILE.read_text())
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     return [tuple(line.split(None, 1)) for line in lines]
 
 
 def dockerfile_command():
-    """Return the words of the Dockerfile's CMD."""
     (command,) = [rest for word, rest in instructions() if word == "CMD"]
     return ast.literal_eval(command)
 
 
 def host_of(url):
-    """Return the host in a Redis URL."""
     return re.fullmatch(r"redis://([^:/]+):6379/\d+", url)[1]
 
 
 def environment_read_by_example():
-    """Return every name that a module of the example asks the environment for."""
     names = set()
     for path in EXAMPLE.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -74,7 +66,6 @@ def environment_read_by_example():
 
 
 def test_the_nodes_named_are_the_nodes_there(services):
-    """Five distinct lock nodes, each a service of this file, none of them the broker."""
     for name in of_celery(services, "worker") + of_celery(services, "beat"):
         environment = services[name]["environment"]
         nodes = environment["REDLOCK_NODES"].split(",")
@@ -89,7 +80,6 @@ def test_the_nodes_named_are_the_nodes_there(services):
 
 
 def test_a_lock_node_keeps_what_it_is_told(services):
-    """Append-only file, nothing evicted, a volume of its own, no replica and no cluster."""
     volumes = []
     for number in range(1, 6):
         node = services[f"lock-{number}"]
@@ -105,7 +95,6 @@ def test_a_lock_node_keeps_what_it_is_told(services):
 
 
 def test_every_volume_is_declared_and_used(compose):
-    """What services mount is what the file declares, or is there and cannot be written to."""
     mounts = [v.split(":") for s in compose["services"].values() for v in s.get("volumes", ())]
     assert {source for source, *_ in mounts if source[0] != "."} == set(compose["volumes"])
     for source, _target, *mode in mounts:
@@ -130,7 +119,6 @@ def test_no_service_bootstraps_the_nodes(compose):
 
 
 def test_commands_name_the_app(services):
-    """Every celery command, of services, health checks and the Dockerfile, has the same app."""
     commands = [celery_command(services[n]) for n in of_celery(services, "worker")]
     commands += [celery_command(services["beat"]), dockerfile_command()]
     commands += [shlex.split(services["worker-1"]["healthcheck"]["test"][1])]
@@ -140,7 +128,6 @@ def test_commands_name_the_app(services):
 
 
 def test_the_environment_is_what_the_example_reads(services):
-    """No variable is misspelt, none is set in vain, and none is left to its default."""
     for name in ("worker-1", "worker-2", "beat", "beat-2"):
         read = {*environment_read_by_example(), FILES}  # the last by prometheus_client
         assert set(services[name]["environment"]) == read
@@ -148,7 +135,6 @@ def test_the_environment_is_what_the_example_reads(services):
 
 
 def test_every_service_is_looked_after(services):
-    """Each has a health check, none a name that would clash, and no port leaves the machine."""
     for name, service in services.items():
         assert service["healthcheck"]["test"], name
         assert "container_name" not in service
@@ -157,7 +143,6 @@ def test_every_service_is_looked_after(services):
 
 
 def test_dependencies_are_services(services):
-    """Nobody waits for what is not there; only broker and database have to be healthy."""
     for name in ("worker-1", "worker-2", "beat", "beat-2"):
         wanted = services[name]["depends_on"]
         assert set(wanted) <= set(services)
@@ -177,7 +162,6 @@ def test_images_are_pinned_to_a_major_version(services):
 
 
 def test_the_image_can_be_built_from_this_repository(services):
-    """Every path it copies is there, and what the build of the package needs is among them."""
     built = [service["build"] for service in services.values() if "build" in service]
     assert all(b == {"context": ".", "dockerfile": "example_worker/Dockerfile"} for b in built)
     copied = [rest.split()[:-1] for word, rest in instructions() if word == "COPY"]
@@ -190,14 +174,12 @@ def test_the_image_can_be_built_from_this_repository(services):
 
 
 def test_the_broker_keeps_messages(services):
-    """It evicts nothing and writes to its own volume."""
     words = services["broker"]["command"]
     assert words[words.index("--maxmemory-policy") + 1] == "noeviction"
     assert services["broker"]["volumes"] == ["broker:/data"]
 
 
 def test_the_ledger_is_the_database_that_is_there(services):
-    """Its URL names the service, its user and its database; it keeps them, and nobody sees it."""
     told = services["postgres"]["environment"]
     for name in ("worker-1", "worker-2", "beat", "beat-2"):
         url = make_url(services[name]["environment"]["LEDGER_URL"])
@@ -214,7 +196,6 @@ def test_the_ledger_is_the_database_that_is_there(services):
 
 
 def test_prometheus_scrapes_every_process_of_celery(services):
-    """Each worker and each beat, at the port that they serve; from the file that is mounted."""
     config = yaml.safe_load((ROOT / "ops" / "prometheus" / "prometheus.yml").read_text())
     assert "./ops/prometheus:/etc/prometheus:ro" in services["prometheus"]["volumes"]
     assert "--config.file=/etc/prometheus/prometheus.yml" in services["prometheus"]["command"]
@@ -237,7 +218,6 @@ def test_prometheus_scrapes_every_process_of_celery(services):
 
 
 def test_grafana_is_given_the_dashboard_and_its_data(services):
-    """Files stand where the provisioning looks for them, and the data source is the service."""
     grafana = services["grafana"]
     mounted = dict(volume.split(":")[:2][::-1] for volume in grafana["volumes"])
     provisioning = ROOT / mounted["/etc/grafana/provisioning"]

@@ -19,12 +19,9 @@ SLOW = 0.8
 
 class Cluster:
     """
-    Nodes in the place of servers, and a connector's nodes for them.
+    Nodes in the place of servers, and a connector's `nodes` for them.
 
-    Attributes:
-        states: What each node says when it is looked at; an exception for one that is away.
-        asked: Which node was asked to enrol how, in this order.
-        nodes: As the connector has them.
+    A node says its state when it is looked at, and raises it where that is an exception.
     """
 
     def __init__(self, *states, slow=(), uptime=0.0):
@@ -46,7 +43,6 @@ class Cluster:
         ]
 
     def greet(self, connection):
-        """As `guard.greet`."""
         number = connection.number
         if number in self.slow:
             threading.Event().wait(SLOW)
@@ -55,7 +51,6 @@ class Cluster:
         return Greeting(f"{number:040}", self.uptime, flushed=False, replicas=0, version="x")
 
     def enrol(self, connection, _rules, _run_id, _fingerprint, mode):
-        """As `guard.enrol`."""
         number = connection.number
         if self.states[number] == "foreign":
             raise Foreign(OTHERS)
@@ -65,7 +60,6 @@ class Cluster:
         return self.states[number], 5.0 if mode == "quarantine" else 0.0, 0.0
 
     def problems(self):
-        """Return what keeps nodes from voting, once each has an answer or a problem."""
         eventually(
             lambda: all(node.connection or node.problem for node in self.nodes), "all settled"
         )
@@ -73,8 +67,6 @@ class Cluster:
 
 
 class Connection:
-    """A connection of redis-py."""
-
     def __init__(self, number):
         self.number = number
 
@@ -87,7 +79,6 @@ class Connection:
 
 @pytest.fixture
 def connect(monkeypatch):
-    """Return a function that connects all nodes of a cluster at once."""
     made = []
 
     def connect(cluster):
@@ -111,7 +102,6 @@ def connect(monkeypatch):
 
 @pytest.mark.parametrize("slow", [(), (0,), (1, 2)], ids=str)
 def test_who_meets_a_node_of_others_enrols_none(connect, slow):
-    """However slow that node is to answer; each error names it, and says what is to be done."""
     cluster = connect(Cluster("foreign", "unmarked", "unmarked", slow=slow))
     others, *beside = cluster.problems()
     assert cluster.asked == []

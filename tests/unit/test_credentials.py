@@ -23,14 +23,12 @@ SETTINGS = {"redlock_username": "worker", "redlock_password": SECRET}
 
 
 def login(node):
-    """Return user and password that the connection to *node* has."""
     (address,) = addresses_of([node])
     connection = address.connection()
     return connection.username, connection.password
 
 
 def app_with(**conf):
-    """Return an app with these settings."""
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.update(conf)
     return app
@@ -51,7 +49,6 @@ def test_the_settings_are_for_all_nodes(node):
 
 
 def test_a_password_alone_is_the_default_users():
-    """As with ``requirepass``."""
     settings = Settings.from_conf({"redlock_nodes": NODES[:1], "redlock_password": SECRET})
     assert login(settings.nodes[0]) == (None, SECRET)
     assert login(Redlock.from_urls(NODES[:1], password=SECRET).nodes[0]) == (None, SECRET)
@@ -81,7 +78,6 @@ def test_a_master_behind_sentinel_takes_them_and_its_sentinels_do_not():
 
 
 def test_celery_report_and_inspect_conf_mask_the_password():
-    """What Celery tells of the settings, on the terminal and to whoever can ask a worker."""
     app = app_with(redlock_nodes=NODES, **SETTINGS)
     assert login(plugin_for(app).settings.nodes[0]) == ("worker", SECRET)
     told = app.bugreport() + repr(control.conf(SimpleNamespace(app=app)))
@@ -93,7 +89,6 @@ def test_celery_report_and_inspect_conf_mask_the_password():
 
 
 def test_djangos_settings_are_masked_likewise():
-    """With ``namespace="CELERY"``."""
     django = SimpleNamespace(
         CELERY_REDLOCK_NODES=NODES,
         CELERY_REDLOCK_USERNAME="worker",
@@ -116,14 +111,12 @@ def test_djangos_settings_are_masked_likewise():
     ],
 )
 def test_what_makes_no_sense_is_refused_and_not_repeated(conf, said):
-    """A password is text, and a user has one."""
     with pytest.raises(ConfigurationError, match=said) as refused:
         Settings.from_conf({"redlock_nodes": NODES, **conf})
     assert "hush" not in str(refused.value)
 
 
 def test_mistakes_in_nodes_are_told_as_before():
-    """Also with a password that would have been added to them."""
     for nodes in ("redis://one", [7], ["one:1"], ["redis://[one"], ["redis://a"] * 3):
         with pytest.raises(ConfigurationError, match="redlock_nodes") as refused:
             Settings.from_conf({"redlock_nodes": nodes, **SETTINGS})
@@ -131,7 +124,6 @@ def test_mistakes_in_nodes_are_told_as_before():
 
 
 def test_tests_servers_are_asked_without():
-    """The servers that a test brings have no users."""
     app = app_with(redlock_nodes=NODES, **SETTINGS)
     with memory_quorum(app):
         assert login(plugin_for(app).settings.nodes[0]) == (None, None)

@@ -29,7 +29,6 @@ NAME = r"[A-Za-z_:][A-Za-z0-9_:]*"
 
 
 def exported():
-    """Return every sample name that the observer exports, with its labels."""
     families = [*prometheus.FAMILIES.values(), prometheus.MARGIN, prometheus.MARGIN_RATIO]
     metrics = [it._family for it in families]
     names = {}
@@ -42,30 +41,25 @@ def exported():
 
 
 def rules():
-    """Return all rules."""
     return [
         rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]
     ]
 
 
 def alerts():
-    """Return the rules that alert."""
     return [rule for rule in rules() if "alert" in rule]
 
 
 def known():
-    """Return what a query may ask for: what is exported, and what rules record of it."""
     recorded = {rule["record"]: SCRAPED for rule in rules() if "record" in rule}
     return {**exported(), **OF_PROMETHEUS, **recorded}
 
 
 def marks():
-    """Return the annotations of the dashboard, which are named like events."""
     return json.loads(DASHBOARD.read_text())["annotations"]["list"]
 
 
 def panels():
-    """Return the panels of the dashboard."""
     return [it for it in json.loads(DASHBOARD.read_text())["panels"] if it["type"] != "row"]
 
 
@@ -88,7 +82,6 @@ def queries():
 
 
 def wrong(query, named=frozenset()):
-    """Return what is misspelt in a query: names of metrics, and labels that none of them has."""
     query = re.sub(r"\$(job|task)\b", "", query)
     query = re.sub(r"\[[^\]]*\]", "", query)  # how far back
     labels = set(named)
@@ -112,7 +105,6 @@ def wrong(query, named=frozenset()):
 
 @pytest.mark.parametrize(("query", "labels"), [pytest.param(q, n, id=w) for w, q, n in queries()])
 def test_a_query_asks_for_what_there_is(query, labels):
-    """Each metric is exported or recorded, and has the labels."""
     assert wrong(query, labels - {"value"}) == set()
 
 
@@ -144,7 +136,6 @@ def test_a_legend_that_names_no_label_is_found():
 
 
 def test_every_metric_is_shown():
-    """What is worth exporting is worth a place on the dashboard."""
     asked = " ".join(target["expr"] for panel in panels() for target in panel["targets"])
     unseen = {
         name
@@ -157,7 +148,6 @@ def test_every_metric_is_shown():
 
 
 def test_every_metric_is_on_the_page():
-    """With its labels, in the table of `docs/operating.md`."""
     page = (OPS.parent / "docs" / "operating.md").read_text()
     told = {}
     for names, labels in re.findall(r"^\| `(redlock_[\w{},]+)` \| ([^|]*)\|", page, re.MULTILINE):
@@ -173,7 +163,6 @@ def test_every_metric_is_on_the_page():
 
 @pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])
 def test_an_alert_says_what_is_wrong_and_what_to_do(rule):
-    """Each has a severity, a summary in one line, a description, and something to do."""
     assert rule["alert"].startswith("Redlock")
     assert rule["labels"]["severity"] in {"critical", "warning", "info"}
     assert set(rule["annotations"]) == {"summary", "description", "action"}
@@ -182,7 +171,6 @@ def test_an_alert_says_what_is_wrong_and_what_to_do(rule):
 
 
 def test_panels_stand_beside_each_other():
-    """None lies upon another, and none leaves the grid."""
     taken = set()
     dashboard = json.loads(DASHBOARD.read_text())
     for panel in dashboard["panels"]:
@@ -210,14 +198,12 @@ needs_promtool = pytest.mark.skipif(
 
 
 def promtool(*arguments):
-    """Run promtool, and fail with what it says."""
     done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @needs_promtool
 def test_prometheus_takes_the_configuration():
-    """Scraping, rules, and when the rules fire."""
     promtool("check", "config", str(OPS / "prometheus" / "prometheus.yml"))
     promtool("check", "rules", str(RULES))
     promtool("test", "rules", str(OPS / "prometheus" / "alerts_test.yml"))
@@ -225,7 +211,6 @@ def test_prometheus_takes_the_configuration():
 
 @needs_promtool
 def test_prometheus_takes_the_queries_of_the_dashboard(tmp_path):
-    """Each of them is PromQL, once Grafana has put its variables in."""
     variables = {"$__rate_interval": "1m", "$__interval": "1m", "$__range": "3h"}
     recorded = []
     for number, query in enumerate(q for panel in panels() for q in panel["targets"]):
@@ -239,14 +224,12 @@ def test_prometheus_takes_the_queries_of_the_dashboard(tmp_path):
 
 
 def test_every_alert_is_tried():
-    """alerts_test.yml makes each of them fire."""
     tried = (OPS / "prometheus" / "alerts_test.yml").read_text()
     assert [rule["alert"] for rule in alerts() if rule["alert"] not in tried] == []
 
 
 @pytest.mark.parametrize("mark", marks(), ids=lambda mark: mark["name"])
 def test_an_annotation_says_what_the_log_does(mark):
-    """Its title is the event's word in the one table, and its colour how bad that is."""
     told = KINDS[mark["name"]]
     assert mark["titleFormat"] == told.word
     assert mark["iconColor"] == {"bad": "red", "warn": "orange"}[told.mark]

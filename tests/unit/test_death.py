@@ -22,7 +22,6 @@ PATIENCE = 60.0
 
 @pytest.fixture
 def child():
-    """A child that sleeps, and is reaped at the end."""
     process = subprocess.Popen(["sleep", "600"])
     yield process
     process.kill()
@@ -31,7 +30,6 @@ def child():
 
 @pytest.fixture(params=["handles", "forbidden", "none"])
 def system(request, monkeypatch):
-    """Systems with handles on processes, where they may not be had, and without any."""
     if request.param == "handles" and not HAS_HANDLES:
         pytest.skip("this system has no pidfd")
     if request.param == "forbidden":
@@ -46,21 +44,18 @@ def system(request, monkeypatch):
 
 
 def test_a_child_that_lives_is_not_dead(system, child):
-    """It is waited for as long as was said, and not until its end."""
     began = time.monotonic()
     assert not wait_until_dead(child.pid, 0.2)
     assert time.monotonic() - began > 0.19
 
 
 def test_a_child_that_was_killed_and_reaped_is_dead(system, child):
-    """There is no such process any more."""
     child.kill()
     child.wait()
     assert wait_until_dead(child.pid, PATIENCE)
 
 
 def test_it_wakes_when_the_child_dies(system, child):
-    """The one who waits is told soon, once the child is reaped."""
     told = []
     waits = threading.Thread(target=lambda: told.append(wait_until_dead(child.pid, PATIENCE)))
     waits.start()
@@ -93,7 +88,6 @@ def test_a_number_that_is_anothers_now_means_that_the_child_is_gone():
 
 @pytest.mark.skipif(not HAS_HANDLES, reason="this system has no pidfd")
 def test_no_handle_is_left_open(child):
-    """Whatever came of it."""
     before = len([*Path("/proc/self/fd").iterdir()])
     wait_until_dead(child.pid, 0.01)
     wait_until_dead(os.getppid(), 0.01)
@@ -104,7 +98,6 @@ def test_no_handle_is_left_open(child):
 
 @pytest.mark.skipif(not HAS_HANDLES, reason="this system has no pidfd")
 def test_only_own_children_are_own(child):
-    """Neither the parent, nor this process itself."""
     handles = [os.pidfd_open(pid) for pid in (child.pid, os.getppid(), os.getpid())]
     try:
         assert [death.is_own_child(handle) for handle in handles] == [True, False, False]

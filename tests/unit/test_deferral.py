@@ -22,20 +22,13 @@ class Stop(BaseException):
 
 
 class Inbox:
-    """
-    Handlers of two signals.
-
-    Attributes:
-        came: The signals that were let through.
-        error: To be raised by the handlers.
-    """
+    """Handlers of two signals, which note what `came` through, and raise `error`."""
 
     def __init__(self):
         self.came = []
         self.error = None
 
     def handle(self, number, frame):
-        """Note a signal, or raise."""
         self.came.append(number)
         if self.error is not None:
             raise self.error
@@ -43,7 +36,6 @@ class Inbox:
 
 @pytest.fixture
 def inbox():
-    """Return what the handlers of this test take note of."""
     inbox = Inbox()
     before = {number: signal.signal(number, inbox.handle) for number in (SIGNAL, OTHER)}
     yield inbox
@@ -51,20 +43,10 @@ def inbox():
         signal.signal(number, handler)
 
 
-def test_a_signal_is_held_until_the_end(inbox):
-    """It does not arrive in between, and once afterwards; then the handler is back in its place."""
-    with defer_signals():
-        signal.raise_signal(SIGNAL)
-        assert inbox.came == []
-    assert inbox.came == [SIGNAL]
-    assert signal.getsignal(SIGNAL) == inbox.handle
-
-
 class Late(threading.Timer):
     """Goes off when it is cancelled: its thread had ended its wait, and was not run since."""
 
     def run(self):
-        """Wait to be cancelled."""
         self.finished.wait()
         time.sleep(PATIENCE)
         self.function(*self.args, **self.kwargs)
@@ -81,21 +63,24 @@ def test_an_alarm_that_cannot_be_called_off_brings_no_signal_twice(inbox, monkey
 
 
 @pytest.mark.parametrize("number", deferral.DEFERRED)
-def test_whatever_ends_a_task_is_held(number):
-    """Control-C, a cold shutdown, and our own word that a lock is lost, like all others."""
+def test_whatever_ends_a_task_is_held_until_the_end(number):
     came = []
-    before = signal.signal(number, lambda number, _frame: came.append(number))
+
+    def handler(number, _frame):
+        came.append(number)
+
+    before = signal.signal(number, handler)
     try:
         with defer_signals():
             signal.raise_signal(number)
             assert came == []
         assert came == [number]
+        assert signal.getsignal(number) is handler
     finally:
         signal.signal(number, before)
 
 
 def test_different_signals_are_all_held(inbox):
-    """Each arrives at the end, also where the handler of the first one raises."""
     inbox.error = Stop()
     with pytest.raises(Stop), defer_signals():
         signal.raise_signal(SIGNAL)
@@ -115,7 +100,6 @@ def test_a_pause_inside_of_two_deferrals_is_ended_by_a_signal(inbox):
 
 
 def test_an_inner_deferral_hands_over_to_the_outer_one(inbox):
-    """What was held within goes on being held without."""
     with defer_signals():
         with defer_signals():
             signal.raise_signal(SIGNAL)
@@ -140,7 +124,6 @@ def test_patience_ends(inbox, is_early):
 
 
 def test_a_handler_that_raises_stops_what_hangs(inbox):
-    """Its error leaves the body, and the signal does not come again."""
     inbox.error = Stop()
     with pytest.raises(Stop), defer_signals(), defer_signals(max_wait=PATIENCE):
         signal.raise_signal(SIGNAL)
@@ -151,7 +134,6 @@ def test_a_handler_that_raises_stops_what_hangs(inbox):
 
 
 def test_a_signal_is_let_through_at_once_when_patience_is_over(inbox):
-    """What comes later still than that is not held at all."""
     with defer_signals(), defer_signals(max_wait=0.0):
         signal.raise_signal(SIGNAL)
         assert inbox.came == [SIGNAL]
@@ -181,7 +163,6 @@ def test_what_ends_in_time_lets_nothing_through(inbox):
 
 
 def test_patience_by_itself_holds_for_so_long(inbox):
-    """It needs no other deferral around it."""
     with defer_signals(max_wait=LONGEST):
         signal.raise_signal(SIGNAL)
         assert inbox.came == []
@@ -208,7 +189,6 @@ def test_in_another_thread_nothing_is_touched(inbox):
 
 
 def test_patience_ends_for_every_signal_that_came(inbox):
-    """One whose handler returns does not keep the next one waiting."""
     came = []
     before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
     try:

@@ -27,7 +27,6 @@ NO_DISK = {"appendonly": "no", "appendfsync": "everysec", "save": ""}
 
 
 def node(number=1, **told):
-    """Return a node with which all is well, but for what is *told*."""
     info = {
         "role": "master",
         "run_id": f"{number:040x}",
@@ -43,23 +42,19 @@ def node(number=1, **told):
 
 
 def facts(first=None, **known):
-    """Return facts of an app that is well, but for its *first* node and what else is *known*."""
     nodes = [first or node(1), node(2), node(3)]
     return Facts(**{"settings": SETTINGS, "nodes": nodes, "now": 1e9, **known})
 
 
 def task(**known):
-    """Return a task with which all is well, but for what is *known*."""
     return TaskFacts(**{"name": "shop.bill", "options": OPTIONS, **known})
 
 
 def told(of):
-    """Return level and code of each finding."""
     return {(finding.level, finding.code) for finding in findings(of)}
 
 
 def held(longest, ttl=30.0):
-    """Return what the nodes count of a task whose lock was held twice."""
     counts = [0] * (len(HOLD_BOUNDS) + 1)
     for length in (1.0, longest):
         counts[class_of(length)] += 1
@@ -67,7 +62,6 @@ def held(longest, ttl=30.0):
 
 
 def replaced(**options):
-    """Return one task with these options."""
     return [task(options=replace(OPTIONS, **options))]
 
 
@@ -187,7 +181,6 @@ def test_a_node_that_takes_no_writes_does_not_vote(says):
 
 @pytest.mark.parametrize("case", NODES)
 def test_of_a_node(case):
-    """One cause, one finding, at its level; and none where there is no cause."""
     first, level, code = NODES[case]
     found = told(facts(first)) - {("error", "clock-spread")}
     assert found == ({(level, code)} if code else set())
@@ -224,12 +217,10 @@ def test_without_the_guard_a_node_has_to_keep_every_write(first, level, code):
 
 
 def test_nodes_that_are_one_server():
-    """Two names of one server are one vote too many."""
     assert told(facts(node(2))) == {("error", "same-server")}
 
 
 def test_without_a_majority_there_is_no_quorum():
-    """Down, quarantined and unmarked nodes do not vote."""
     nodes = [node(1, problem="no answer"), node(2, quarantine=3.0), node(3)]
     assert ("error", "no-quorum") in told(facts(nodes=nodes))
     assert ("error", "no-quorum") not in told(facts(nodes[0]))
@@ -239,7 +230,6 @@ def test_without_a_majority_there_is_no_quorum():
     ("held_back", "left"), [({"state": "unmarked"}, "64 s"), ({"quarantine": 41.3}, "41 s")]
 )
 def test_a_node_that_does_not_vote_yet_says_what_ends_that(held_back, left):
-    """How long it takes by itself, and what to run where the nodes are new."""
     (finding,) = findings(facts(node(**held_back)))
     assert left in finding.what
     assert "redlock bootstrap" in finding.fix
@@ -255,7 +245,6 @@ def test_clocks_of_nodes_that_are_apart():
 
 
 def test_one_node_survives_nothing():
-    """Named as such, or because nothing was named."""
     single = Settings(nodes=URLS[:1], rules=Rules())
     assert told(facts(settings=single, nodes=[node()])) == {("warning", "single-node")}
     fallback = replace(single, is_fallback=True)
@@ -274,7 +263,6 @@ def test_one_node_survives_nothing():
     ],
 )
 def test_a_node_that_is_broker_or_backend(server, is_same):
-    """By its process, or, if that is unknown, by its address."""
     assert told(facts(others=[server])) == ({("warning", "shared-server")} if is_same else set())
 
 
@@ -324,7 +312,6 @@ TASKS = {
 
 @pytest.mark.parametrize("case", TASKS)
 def test_of_a_task(case):
-    """One cause, one finding, at its level; and none where there is no cause."""
     tasks, level, code = TASKS[case]
     found = told(facts(tasks=tasks, visibility_timeout=60.0))
     assert found == ({(level, code)} if code else set())
@@ -348,7 +335,6 @@ def test_holds_that_outlast_their_ttl(aborts, longest, expected):
 
 
 def test_one_node_of_others_keeps_new_ones_out():
-    """The doctor names it, and what brings it back without stopping anybody."""
     nodes = [node(1, state="foreign"), node(2, state="unmarked"), node(3, state="enrolled")]
     by_code = {finding.code: finding for finding in findings(facts(nodes=nodes))}
     assert "DEL redlock:node:boot on this node alone" in by_code["node-foreign"].fix
@@ -358,7 +344,6 @@ def test_one_node_of_others_keeps_new_ones_out():
 
 
 def test_locks_that_were_lost_lately():
-    """By task, within a day; records of others and old ones do not count."""
     lost = {"event": "LeaseLost", "name": "a", "task": "shop.bill", "at": 1e9 - 3600}
     (finding,) = findings(facts(records=[lost, {**lost, "at": 1e9 - 60}]))
     assert (finding.code, finding.where) == ("leases-lost", "shop.bill")
@@ -395,7 +380,6 @@ def test_losses_of_several_causes_are_counted_apart():
 
 
 def test_nothing_comes_later_in_eager_mode():
-    """A warning if a policy counts on it."""
     assert told(facts(is_eager=True, tasks=[task()])) == {("warning", "always-eager")}
     now = replaced(on_conflict=Skip(), on_unavailable=Fail())
     assert told(facts(is_eager=True, tasks=now)) == set()
@@ -416,7 +400,6 @@ DEAF = {"denied_to_wake": ["PUBLISH"]}
     ],
 )
 def test_a_task_that_queues_where_nothing_wakes_it(options, known, where):
-    """The broker holds it back, or too few nodes may send a hint."""
     found = findings(facts(tasks=replaced(**options), **known))
     queues = [it for it in found if it.code == "queue-not-woken"]
     assert [it.where for it in queues] == ([where] if where else [])
@@ -435,7 +418,6 @@ def test_a_task_that_queues_where_nothing_wakes_it(options, known, where):
     ],
 )
 def test_tasks_that_wait_and_fill_a_worker(policy, known, is_found):
-    """Beyond a thousand they count for the limit, which is named with its value and a way out."""
     found = findings(facts(tasks=replaced(on_conflict=policy), **known))
     fills = [it for it in found if it.code == "queue-fills-worker"]
     assert bool(fills) is is_found
@@ -445,7 +427,6 @@ def test_tasks_that_wait_and_fill_a_worker(policy, known, is_found):
 
 
 def test_whether_the_broker_delays_is_known_without_asking_it():
-    """By its kind and the queues; a broker that kombu does not know is nobody's failure."""
     from celery_redlock.ops.doctor.diagnosis import is_delayed_in_broker
 
     for broker in ("redis://nowhere/0", "amqp://nowhere", "strange://nowhere"):
@@ -464,19 +445,16 @@ def test_pools_in_which_a_lost_lock_is_heard_of_late():
 
 
 def test_without_hiredis_there_is_a_note():
-    """It works, a little slower."""
     assert told(facts(has_hiredis=False)) == {("note", "no-hiredis")}
 
 
 def test_what_could_not_be_read_is_a_finding():
-    """Observers and declarations of tasks that make no sense are told under their codes."""
     problems = {"observers": "no such observer", "task-declared": "no such option"}
     found = told(facts(problems=problems))
     assert found == {("error", "observers"), ("error", "task-declared")}
 
 
 def test_the_worst_comes_first_and_every_finding_says_what_to_do():
-    """Levels are known, codes are plain words, nothing is empty."""
     everything = [*NODES.values(), *TASKS.values()]
     assert everything
     found = findings(
@@ -498,7 +476,6 @@ def test_the_worst_comes_first_and_every_finding_says_what_to_do():
 
 
 def test_facts_of_tasks_are_those_of_celery():
-    """The shorter time limit counts, of the task or of the app; no limit is none."""
     from celery_redlock.ops.doctor.diagnosis import task_facts
 
     app = Celery("shop", broker="memory://", set_as_current=False)

@@ -32,7 +32,6 @@ ZONES = ["UTC", BERLIN, "Asia/Kolkata", "Pacific/Apia"]
 
 
 def app_in(zone):
-    """Return an app of a time zone."""
     app = Celery("shop", set_as_current=False)
     app.conf.timezone = zone
     return app
@@ -42,22 +41,18 @@ APPS = {zone: app_in(zone) for zone in [*ZONES, NEW_YORK, "Australia/Lord_Howe"]
 
 
 def at(text):
-    """Return a date in UTC."""
     return datetime.fromisoformat(text).replace(tzinfo=UTC)
 
 
 def cron(zone="UTC", **when):
-    """Return a crontab."""
     return crontab(**when, app=APPS[zone])
 
 
 def every(seconds, zone="UTC", *, relative=False):
-    """Return an interval."""
     return schedule(seconds, relative=relative, app=APPS[zone])
 
 
 def matches(plan, moment, zone):
-    """Return whether a crontab has the minute that a wall clock shows."""
     wall = moment.astimezone(ZoneInfo(zone))
     return (
         wall.minute in plan.minute
@@ -87,7 +82,6 @@ def assert_additive(plan, after, until, middles):
 
 
 def cuts(after, until, number):
-    """Return evenly spread moments between two dates."""
     return [after + (until - after) * i / number for i in range(number + 1)]
 
 
@@ -108,7 +102,6 @@ IDS = [" ".join(f"{key}={value}" for key, value in when.items()) for when in CRO
 @pytest.mark.parametrize("zone", ZONES)
 @pytest.mark.parametrize("when", CRONTABS, ids=IDS)
 def test_a_crontab_is_due_whenever_the_wall_clock_has_it(when, zone):
-    """Over four days, minute by minute, in the zone of the app."""
     after, until = at("2026-01-10T23:17"), at("2026-01-14T23:17")
     plan = cron(zone, **when)
     expected = minute_by_minute(plan, after, until, zone)
@@ -118,7 +111,6 @@ def test_a_crontab_is_due_whenever_the_wall_clock_has_it(when, zone):
 
 
 def test_every_minute_has_a_slot():
-    """A crontab of stars has one a minute."""
     after = at("2026-01-10T00:00")
     assert due_between(cron(), after, after + DAY) == [after + MINUTE * i for i in range(1, 1441)]
 
@@ -169,7 +161,6 @@ def test_all_agree_on_a_crontab_when_clocks_change(when, zone, change):
 
 @pytest.mark.parametrize(("zone", "change"), SPRING)
 def test_a_slot_in_the_hour_left_out_is_made_up_for(zone, change):
-    """A nightly run whose hour there is not comes once all the same."""
     found = due_between(cron(zone, minute=30, hour=2), change - 12 * HOUR, change + 12 * HOUR)
     assert len(found) == 1
     assert change <= found[0] <= change + HOUR
@@ -177,7 +168,6 @@ def test_a_slot_in_the_hour_left_out_is_made_up_for(zone, change):
 
 @pytest.mark.parametrize(("zone", "change"), AUTUMN)
 def test_a_nightly_slot_is_not_repeated_with_its_hour(zone, change):
-    """What is due once a night comes once, the first time that the clock shows it."""
     hour = (change - HOUR).astimezone(ZoneInfo(zone)).hour
     found = due_between(cron(zone, minute=30, hour=hour), change - 12 * HOUR, change + 12 * HOUR)
     assert found == [change - HOUR / 2]
@@ -185,7 +175,6 @@ def test_a_nightly_slot_is_not_repeated_with_its_hour(zone, change):
 
 @pytest.mark.parametrize(("zone", "change"), AUTUMN)
 def test_a_crontab_goes_on_after_the_repeated_hour(zone, change):
-    """Whatever happens within that hour, every minute after it has its slot at once."""
     plan = cron(zone)
     for minutes in (0, 1, 30, 59):
         found = due_between(plan, change + minutes * MINUTE, change + HOUR + 5 * MINUTE)
@@ -200,7 +189,6 @@ def test_a_crontab_goes_on_after_the_repeated_hour(zone, change):
      ("2104-02-28", "2096-02-29"), ("2104-03-01", "2104-02-29")],
 )  # fmt: skip
 def test_a_leap_day_is_found_again(until, expected):
-    """Be it four years ago, or eight over a century that has none."""
     plan = cron(minute=0, hour=0, day_of_month=29, month_of_year=2)
     assert last_due(plan, at(until)) == at(expected)
     found = due_between(plan, at("2019-01-01"), at("2029-01-01"))
@@ -214,7 +202,6 @@ def test_a_leap_day_is_found_again(until, expected):
      ({"day_of_month": 29, "month_of_year": 2, "day_of_week": "thu"}, "2024-02-29")],
 )  # fmt: skip
 def test_a_rare_slot_is_found_however_long_ago(when, expected):
-    """The last of a month, a year, a coincidence."""
     assert last_due(cron(minute=0, hour=0, **when), at("2026-06-30T12:00")) == at(expected)
 
 
@@ -226,7 +213,6 @@ ODD = [0.001, 0.25, 0.3333, 1, 1.5, 7, 60, 61.007, 3600, 5400, 86_400, 100_000, 
 @pytest.mark.parametrize("seconds", ODD)
 @pytest.mark.parametrize("zone", [BERLIN, "Asia/Kolkata"])
 def test_an_interval_lies_on_a_grid_of_unix_time(seconds, zone):
-    """Each slot is a multiple of it, in whole milliseconds, whatever the zone of the app."""
     step = timedelta(milliseconds=round(seconds * 1000))
     until = at("2026-10-25T00:50:00.123456")
     found = due_between(every(seconds, zone), until - 20 * step, until)
@@ -244,7 +230,6 @@ def test_an_interval_lies_on_a_grid_of_unix_time(seconds, zone):
      (3600, "1969-12-31T23:30", "1969-12-31T23:00")],
 )  # fmt: skip
 def test_where_the_grid_is(seconds, until, expected):
-    """Half minutes, midnights of UTC, Thursdays: what the docstring says."""
     assert last_due(every(seconds), at(until)) == at(expected)
 
 
@@ -259,7 +244,6 @@ def test_an_interval_of_nothing_is_one_of_a_millisecond(seconds):
 
 
 def test_no_more_than_the_newest_are_told():
-    """After years the newest slots are told, and as many as anybody can want."""
     until = at("2026-01-01")
     found = due_between(every(0.001), until - DAY, until)
     assert (len(found), found[-1], found[0]) == (MOST, until, until - (MOST - 1) * MILLISECOND)
@@ -271,7 +255,6 @@ dates = st.floats(946_684_800, 4_102_444_800).map(lambda when: EPOCH + timedelta
 
 @given(seconds=st.sampled_from(ODD), until=dates, lengths=st.tuples(*[st.floats(0, 40)] * 2))
 def test_stretches_of_an_interval_add_up(seconds, until, lengths):
-    """Between a and c is what is between a and b, and b and c."""
     step = timedelta(seconds=max(seconds, 0.001))
     middle = until - lengths[0] * step
     assert_additive(every(seconds), middle - lengths[1] * step, until, [middle])
@@ -293,7 +276,6 @@ def test_the_last_slot_of_an_interval_is_less_than_one_old(seconds, until):
 @pytest.mark.parametrize("zone", ZONES)
 @pytest.mark.parametrize("seconds", [0.25, 30, 60, 1800, 3600, 5 * 3600, 86_400])
 def test_a_relative_interval_lies_on_the_grid_of_the_wall(seconds, zone):
-    """Each slot is a multiple of it on the wall clock of the app's zone."""
     until = at("2026-01-15T10:20:30")
     found = due_between(
         every(seconds, zone, relative=True), until - timedelta(seconds=9 * seconds), until
@@ -305,23 +287,18 @@ def test_a_relative_interval_lies_on_the_grid_of_the_wall(seconds, zone):
 
 
 class CountingZone(tzinfo):
-    """A time zone that counts how often it is asked."""
-
     def __init__(self, name):
         self.zone = ZoneInfo(name)
         self.asked = 0
 
     def utcoffset(self, moment):
-        """Return that of the zone."""
         self.asked += 1
         return self.zone.utcoffset(moment)
 
     def dst(self, moment):
-        """Likewise."""
         return self.zone.dst(moment)
 
     def fromutc(self, moment):
-        """Likewise."""
         return self.zone.fromutc(moment.replace(tzinfo=self.zone)).replace(tzinfo=self)
 
 
@@ -349,7 +326,6 @@ def walked(zone, step, until):
     after=st.integers(-4 * 3600 * 1000, 6 * 3600 * 1000),
 )  # fmt: skip
 def test_the_newest_slot_is_found_without_a_walk(change, zone, step, after):
-    """Around a change of clocks, too, and whether or not an hour is a multiple of the step."""
     until, plan = at(change) + after * MILLISECOND, every(step, zone, relative=True)
     assert last_due(plan, until) == walked(ZoneInfo(zone), timedelta(seconds=step), until)
 
@@ -364,7 +340,6 @@ def test_a_short_interval_costs_no_more_when_clocks_change():
 
 @pytest.mark.parametrize(("zone", "change"), SPRING + AUTUMN)
 def test_a_relative_day_begins_at_midnight_when_clocks_change(zone, change):
-    """It has 23 or 25 hours then, and one slot."""
     plan = every(86_400, zone, relative=True)
     found = due_between(plan, change - 3 * DAY, change + 3 * DAY)
     assert [due.astimezone(ZoneInfo(zone)).hour for due in found] == [0] * 6
@@ -376,7 +351,6 @@ def test_a_relative_day_begins_at_midnight_when_clocks_change(zone, change):
     "seconds", [7, 30, 600, 1800, 2700, 3600, 5400, 7200, 5 * 3600, 8 * 3600, 86_400, 3 * 86_400]
 )
 def test_all_agree_on_a_relative_interval_when_clocks_change(seconds, zone, change):
-    """Stretches add up, wherever they are cut."""
     step = timedelta(seconds=seconds)
     after, until = change - max(HOUR / 4, 2 * step), change + max(HOUR / 4, 2 * step)
     plan = every(seconds, zone, relative=True)
@@ -387,7 +361,6 @@ def test_all_agree_on_a_relative_interval_when_clocks_change(seconds, zone, chan
 @pytest.mark.parametrize("zone", ["Australia/Lord_Howe", "Asia/Kolkata"])
 @pytest.mark.parametrize("seconds", [1800, 3600, 86_400])
 def test_all_agree_on_a_relative_interval_in_odd_zones(seconds, zone):
-    """Also where clocks change by half an hour, or always are off by one."""
     change = at("2026-04-04T15:00")  # of Lord Howe
     after, until = change - DAY, change + DAY
     assert_additive(every(seconds, zone, relative=True), after, until, cuts(after, until, 48))
@@ -397,7 +370,6 @@ def test_all_agree_on_a_relative_interval_in_odd_zones(seconds, zone):
 
 
 def sun(event, latitude, longitude):
-    """Return a solar schedule."""
     return solar(event, latitude, longitude, app=APPS["UTC"])
 
 
@@ -429,19 +401,19 @@ def test_the_sun_leaves_out_no_day(place):
     assert min(gaps) > 23 * HOUR
 
 
-@pytest.mark.skipif(
-    not hasattr(solar, "_next_event"), reason="before 5.6 Celery itself fails where the sun is away"
+where_the_sun_may_be_away = pytest.mark.skipif(
+    not hasattr(solar, "_next_event"), reason="before 5.6 Celery itself fails there"
 )
+
+
+@where_the_sun_may_be_away
 def test_where_the_sun_does_not_rise_there_is_no_slot():
-    """In the polar night nothing is due until it ends."""
     plan = sun("sunrise", 71.0, 25.8)
     assert due_between(plan, at("2026-12-05"), at("2026-12-08")) == []
     assert due_between(plan, at("2026-03-01"), at("2026-03-03")) != []
 
 
-@pytest.mark.skipif(
-    not hasattr(solar, "_next_event"), reason="before 5.6 Celery itself fails where the sun is away"
-)
+@where_the_sun_may_be_away
 def test_the_last_sunrise_before_a_polar_night_is_found_in_a_few_looks():
     """Who begins to lead in the dark of February does not search the sky for seconds."""
     plan = sun("sunrise", 78.2, 15.6)
@@ -472,19 +444,15 @@ class Once(BaseSchedule):
         self.clocked_time = moment
 
     def remaining_estimate(self, last_run_at):
-        """Return what is left of now until the moment, negative afterwards."""
         return self.clocked_time - self.now()
 
 
 class OnGrid(BaseSchedule):
-    """Due at multiples of a time, of whatever kind."""
-
     def __init__(self, step, **more):
         super().__init__(**more)
         self.step = step
 
     def remaining_estimate(self, last_run_at):
-        """Return what is left of now until the first multiple after *last_run_at*."""
         return EPOCH + ((last_run_at - EPOCH) // self.step + 1) * self.step - self.now()
 
 
@@ -492,22 +460,16 @@ class Stuck(BaseSchedule):
     """Never moves on."""
 
     def remaining_estimate(self, last_run_at):
-        """Return nothing left, ever."""
         return timedelta()
 
 
 class Never(BaseSchedule):
-    """Never due."""
-
     def remaining_estimate(self, last_run_at):
         """Return that there is no next time."""
 
 
 class FromTheLast(schedule):
-    """Somebody's own kind of interval."""
-
     def remaining_estimate(self, last_run_at):
-        """Return what Celery would."""
         return super().remaining_estimate(last_run_at)
 
 
@@ -526,7 +488,6 @@ def clocked():
 
 @pytest.mark.parametrize("kind", [Once, clocked()])
 def test_what_is_due_once_is_due_once(kind):
-    """At its moment, for ever after the last one, and never again."""
     moment = at("2026-01-01T12:00:00.250")
     plan = kind(moment, app=APPS["UTC"])
     for until in (moment, moment + MILLISECOND, moment + HOUR, moment + 3000 * DAY):
@@ -541,7 +502,6 @@ def test_what_is_due_once_is_due_once(kind):
     "step", [timedelta(milliseconds=333), timedelta(seconds=7), HOUR, 40 * DAY]
 )
 def test_a_schedule_of_any_class_is_asked(step):
-    """What lies on a grid of its own has the slots of that grid, from wherever it is asked."""
     plan = OnGrid(step, app=APPS["UTC"])
     until = at("2026-03-29T01:00:00.050")
     expected = due_between(schedule(step, app=APPS["UTC"]), until - 30 * step, until)
@@ -562,7 +522,6 @@ def test_a_grid_finer_than_a_millisecond_does_not_stand_still(microseconds):
 
 @pytest.mark.parametrize("kind", [Stuck, Never])
 def test_a_schedule_that_never_moves_on_ends(kind):
-    """It has no slots, and does not hang whoever asks."""
     plan = kind(app=APPS["UTC"])
     assert due_between(plan, at("2026-01-01"), at("2026-01-02")) == []
     assert last_due(plan, at("2026-01-02")) is None
@@ -587,7 +546,6 @@ def test_an_interval_of_another_name_has_the_grid():
 
 @pytest.mark.parametrize("plan", [cron(), sun("sunrise", 1, 1), Once(at("2026-01-01")), None, 5])
 def test_only_a_plain_interval_is_one(plan):
-    """Nothing else has a grid of ours."""
     assert interval_of(plan) is None
 
 
@@ -595,7 +553,6 @@ def test_only_a_plain_interval_is_one(plan):
 
 
 def plans(zone, **more):
-    """Return one schedule of each kind."""
     app = APPS[zone]
     return [
         crontab(minute="*/15", **more, app=app),
@@ -632,7 +589,6 @@ def test_slots_do_not_depend_on_the_time_at_which_they_are_asked_for(kind):
 @pytest.mark.parametrize("kind", range(len(KINDS)), ids=KINDS)
 @pytest.mark.parametrize("begin", [BEGIN, at("2026-10-24T10:11:12"), at("2026-03-28T10:11:12")])
 def test_a_date_is_a_moment_in_whatever_zone(kind, zone, begin):
-    """The same moments in another zone have the same slots, told in UTC."""
     plan, end = plans(BERLIN)[kind], begin + 2 * DAY
     expected = due_between(plan, begin, end)
     local = [moment.astimezone(ZoneInfo(zone)) for moment in (begin, end)]
@@ -644,14 +600,12 @@ def test_a_date_is_a_moment_in_whatever_zone(kind, zone, begin):
 
 @pytest.mark.parametrize(("zone", "change"), SPRING + AUTUMN)
 def test_the_first_slot_after_a_date_is_the_same_in_whatever_zone(zone, change):
-    """Also when the clocks change between the two."""
     for plan in (cron(zone, minute=0, hour=5), cron(zone, minute=0)):
         after = change - 2 * HOUR - MINUTE
         assert next_due(plan, after.astimezone(ZoneInfo(zone))) == next_due(plan, after)
 
 
 def test_slots_do_not_depend_on_the_zone_of_the_machine(monkeypatch):
-    """Two machines whose own zones differ find the same."""
     expected = [[due.isoformat() for due in due_between(p, BEGIN, END)] for p in plans(BERLIN)]
     for zone in ("Asia/Tokyo", "America/New_York"):
         with monkeypatch.context() as patch:

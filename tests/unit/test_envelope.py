@@ -41,7 +41,6 @@ HEADER = {
 
 
 def test_it_is_one_header_and_plain_to_read():
-    """One JSON object; what there is nothing of is left out."""
     assert FULL.header("me") == {"redlock": HEADER}
     assert Envelope().header("me") == {"redlock": {"v": 1, "task_id": "me"}}
     assert Envelope.of(json.loads(json.dumps(HEADER)), "me") == FULL
@@ -93,7 +92,6 @@ def test_one_without_a_version_says_nothing(version):
     ],
 )
 def test_which_deliveries_may_have_run_before(header, redelivered, may_be_repeated, of_copy):
-    """What tells its publish, and what the broker says that it delivers again."""
     fields = {"id": "me", "redlock": header, "delivery_info": {"redelivered": redelivered}}
     delivery = Delivery.of(TASK, fields, "w@h")
     assert delivery.may_be_repeated is may_be_repeated

@@ -71,13 +71,11 @@ def test_the_page_has_the_message_that_is_met(heading):
 
 @every_error
 def test_every_error_descends_from_the_one_root(error):
-    """``except RedlockError`` catches whatever comes from here."""
     assert isinstance(error, errors.RedlockError)
 
 
 @every_error
 def test_an_error_survives_pickle(error):
-    """A child process can hand it to its parent, by every pickle protocol."""
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         assert _same(pickle.loads(pickle.dumps(error, protocol)), error)
 
@@ -90,7 +88,6 @@ def test_an_error_is_made_of_plain_json(error):
 
 @every_error
 def test_an_error_survives_celerys_json_form(error):
-    """What a backend stores as JSON is made into the same error again."""
     backend = DisabledBackend(Celery(set_as_current=False))
     stored = kombu_json.dumps(backend.prepare_exception(error, serializer="json"))
     assert _same(backend.exception_to_python(kombu_json.loads(stored)), error)
@@ -99,7 +96,6 @@ def test_an_error_survives_celerys_json_form(error):
 @pytest.mark.parametrize("serializer", ["json", "pickle", "yaml"])
 @every_error
 def test_a_caller_gets_the_error_the_task_failed_with(error, serializer):
-    """``AsyncResult.get()`` raises the same error, whatever serializer the results have."""
     app = Celery(backend="cache+memory://", set_as_current=False)
     app.conf.update(result_serializer=serializer, accept_content=[serializer])
     task_id = str(uuid4())  # Celery's memory cache is one for all apps of a process
@@ -118,13 +114,11 @@ def test_an_error_tells_the_name_of_its_lock(error):
 
 @every_error
 def test_an_error_tells_what_each_node_answered(error):
-    """Whoever reads only the text knows which node said what."""
     votes = getattr(error, "votes", {})
     assert all(f"{node}: {vote}" in str(error) for node, vote in votes.items())
 
 
 def test_what_nodes_answer_alike_is_said_once():
-    """Three nodes in quarantine are one cause."""
     votes = {"a": "quarantined", "b": "refused", "c": "quarantined"}
     text = str(errors.QuorumUnavailable("invoice:7", votes, 12.4))
     assert text == (
@@ -134,7 +128,6 @@ def test_what_nodes_answer_alike_is_said_once():
 
 
 def test_a_taken_lock_tells_its_holder_since_when_and_where():
-    """And nothing of its token."""
     holder = {**HOLDER, "task": "shop.bill", "host": "web-1"}
     assert str(errors.LockTaken("invoice:7", {"a": "refused", "b": "refused"}, holder)) == (
         "Lock 'invoice:7' is held by task shop.bill[4], process 7 on web-1, "
@@ -143,7 +136,6 @@ def test_a_taken_lock_tells_its_holder_since_when_and_where():
 
 
 def test_a_lost_lock_tells_why():
-    """How many nodes could not be asked, and what they said."""
     votes = {"a": "granted", "b": "unreachable (refused)", "c": "unreachable (refused)"}
     assert str(errors.LockLost("invoice:7", "deadline", votes)) == (
         "Lock 'invoice:7' is lost (deadline): not renewed in time, 2 of 3 nodes unreachable "

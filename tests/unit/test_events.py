@@ -20,7 +20,6 @@ every_event = pytest.mark.parametrize("kind", EVERY_EVENT, ids=lambda kind: kind
 
 
 def test_every_observer_is_told_in_order():
-    """Each observer hears each event, those named first before the others."""
     heard = []
     notify = broadcast([lambda e: heard.append(("one", e)), lambda e: heard.append(("two", e))])
     event = LockReleased("k", 1.5)
@@ -29,8 +28,6 @@ def test_every_observer_is_told_in_order():
 
 
 def test_an_observer_that_fails_harms_nobody(caplog):
-    """What an observer raises is logged with its event, and the next one is told all the same."""
-
     def fails(event):
         raise ValueError("no disk")
 
@@ -43,7 +40,6 @@ def test_an_observer_that_fails_harms_nobody(caplog):
 
 
 def test_observers_are_those_of_the_beginning():
-    """A list that is changed later, or an iterator, changes nothing."""
     heard = []
     notify = broadcast(iter([heard.append]))
     notify(LockReleased("k", 1.0))
@@ -52,7 +48,6 @@ def test_observers_are_those_of_the_beginning():
 
 
 def test_without_observers_nothing_happens():
-    """Telling nobody is fine."""
     broadcast(())(LockReleased("k", 1.0))
 
 
@@ -65,19 +60,16 @@ def test_an_event_is_a_frozen_fact(kind):
 
 @every_event
 def test_an_event_has_a_public_name(kind):
-    """Whoever writes an observer finds the event where events are."""
     assert kind.__name__ in events.__all__
 
 
 @every_event
 def test_an_event_carries_no_secret(kind):
-    """Neither a token nor an argument is part of what observers are told."""
     fields = {field.name for field in dataclasses.fields(kind)}
     assert not fields & {"token", "args", "kwargs", "arguments", "value", "lease", "url"}
 
 
 @every_event
 def test_an_event_says_what_its_fields_are(kind):
-    """Every field of its own is documented where it is defined."""
     documented = " ".join(inspect.getdoc(cls) or "" for cls in kind.__mro__)
     assert all(f"{field.name}:" in documented for field in dataclasses.fields(kind))

@@ -32,8 +32,6 @@ HEADER = {"v": 1, "task_id": "me", "id": PUBLISH}
 
 
 class ScriptedLocks:
-    """Answers to `take`, one after the other; what was asked, given back and marked."""
-
     listener, rules = object(), Rules()
 
     def __init__(self):
@@ -46,7 +44,6 @@ class ScriptedLocks:
         self.driver = SimpleNamespace(tell=self.told.append)
 
     def take(self, wanted, on_lost=None):
-        """Return the next answer, or raise it."""
         self.wanted.append(wanted)
         answer = self.answers.pop(0) if self.answers else None
         if isinstance(answer, LockTaken):
@@ -57,17 +54,14 @@ class ScriptedLocks:
         return HeldLock(Lease(wanted.name, "t" * 40, 1, wanted.ttl, until, 0.0), on_lost)
 
     def inspect_all(self, names, ends=None):
-        """Return one more holder of the last place."""
         return [
             [SimpleNamespace(holder=self.held_by if name == names[-1] else {})] for name in names
         ]
 
     def give_back(self, held, *, keep=0.0, marker=None, waits=False):
-        """Note what is released."""
         self.released.append((held.name, marker))
 
     def mark(self, marker):
-        """Note what is marked."""
         self.marked.append(marker)
 
 
@@ -110,12 +104,10 @@ def deliver(app, *answers, body=None, options=None, **request):
 
 
 def execution(task_id="me", retries=0, nesting=0, publish_id=PUBLISH):
-    """Return the id of an execution of the task of these tests."""
     return execution_id("shop.bill", task_id, publish_id, retries, nesting)
 
 
 def taken(**holder):
-    """Return the answer that somebody holds the lock."""
     return LockTaken("shop.bill", {}, holder)
 
 
@@ -124,7 +116,6 @@ MYSELF = {"task_id": "me", "execution": execution(), "ttl": 4.2}
 
 
 def test_a_granted_lock_runs_the_body_and_is_given_back(app):
-    """One question, one body, one release with the word that this execution is done."""
     assert deliver(app) == 7
     (wanted,) = app.locks.wanted
     assert wanted.marker == execution()
@@ -250,7 +241,6 @@ def test_the_same_task_id_is_no_redelivery(app, redelivered):
 
 
 def test_a_second_publish_under_the_same_task_id_is_a_conflict(app):
-    """It is neither a copy of the first one, nor what came after it."""
     holder = {**MYSELF, "execution": execution(publish_id="1" * 32)}
     assert deliver(app, taken(**holder))["skipped"] == "conflict"
     assert app.sent == []
@@ -279,23 +269,19 @@ def test_a_copy_comes_back_in_time(app, ttl, countdown):
 
 
 def waiting_in(sent):
-    """Return what the message that was sent says of what it waits for; None for nothing."""
     return Waiting.of(sent[2]["headers"]["redlock"].get("waiting"))
 
 
-def test_a_copy_is_woken_when_the_one_that_runs_releases(app):
-    """It waits for the lock like any, and its lease is how long it waits at most."""
+@pytest.mark.parametrize(
+    ("limit", "wakes_it"),
+    [(1, Wakes.FREE), (2, Wakes.RELEASE)],
+    ids=["one place", "several places"],
+)
+def test_a_copy_is_woken_when_the_one_that_runs_releases(app, limit, wakes_it):
+    """Where other places may be free only by that: it would find itself, and be woken at once."""
     with pytest.raises(Ignore):
-        deliver(app, taken(**MYSELF))
-    assert waiting_in(app.sent[0]).wakes_it is Wakes.FREE
-    assert app.sent[0][2]["countdown"] == 5
-
-
-def test_where_other_places_may_be_free_a_copy_is_woken_by_a_release_only(app):
-    """It would be woken by a free place at once, find itself, and be woken at once."""
-    with pytest.raises(Ignore):
-        deliver(app, taken(**MYSELF), options={"lock_limit": 2})
-    assert waiting_in(app.sent[0]).wakes_it is Wakes.RELEASE
+        deliver(app, taken(**MYSELF), options={"lock_limit": limit})
+    assert waiting_in(app.sent[0]).wakes_it is wakes_it
 
 
 QUEUED = Waiting("shop.bill", 1.7e9, 3)
@@ -310,18 +296,6 @@ def test_a_task_that_waited_as_a_message_leaves_the_line_with_its_lock(app):
     assert leave.arguments == (execution().encode(),)
     assert deliver(app) == 7  # the twin: one that never waited has nothing to leave
     assert len(app.locks.told) == 1
-
-
-def test_one_that_is_refused_again_stays_in_the_line(app):
-    """The nodes know since when it waits."""
-    with pytest.raises(Ignore):
-        deliver(
-            app,
-            taken(**STRANGER),
-            redlock={**HEADER, "waiting": QUEUED.parts},
-            options={"on_conflict": "queue", "lock_key": "shop.bill"},
-        )
-    assert app.locks.told == []
 
 
 def test_one_that_waits_for_another_of_its_names_leaves_the_first_line(app):
@@ -349,7 +323,6 @@ def test_one_that_waits_for_another_of_its_names_leaves_the_first_line(app):
     ],
 )
 def test_one_that_waits_no_more_leaves_the_line(app, answer, options, error):
-    """However it ends without its lock."""
     with pytest.raises(error) if error else contextlib.nullcontext():
         deliver(app, answer, redlock={**HEADER, "waiting": QUEUED.parts}, options=options)
     (leave,) = app.locks.told
@@ -362,10 +335,11 @@ def test_one_that_waits_no_more_leaves_the_line(app, answer, options, error):
         (QuorumUnavailable("shop.bill", {}), {}),
         (MarkerStands("finishing"), {}),
         (taken(**MYSELF), {"lock_key": "shop.bill"}),
+        (taken(**STRANGER), {"lock_key": "shop.bill", "on_conflict": "queue"}),
     ],
 )
 def test_one_that_comes_again_stays_in_the_line(app, answer, options):
-    """It keeps its age."""
+    """The nodes know since when it waits."""
     with pytest.raises(Ignore):
         deliver(app, answer, redlock={**HEADER, "waiting": QUEUED.parts}, options=options)
     assert app.locks.told == []
@@ -382,16 +356,11 @@ def test_who_has_the_lock_is_told_how_long_it_waited_and_whether_it_was_woken(ap
 
 
 @pytest.mark.parametrize(
-    ("answer", "outcome"),
-    [
-        (MarkerStands("finishing"), Ignore),
-        (MarkerStands(""), Ignore),
-        (QuorumUnavailable("k", {}), Ignore),
-    ],
+    "answer", [MarkerStands("finishing"), MarkerStands(""), QuorumUnavailable("k", {})]
 )
-def test_what_has_queued_and_waits_for_no_lock_now_is_not_woken(app, answer, outcome):
+def test_what_has_queued_and_waits_for_no_lock_now_is_not_woken(app, answer):
     """The lock is free: it would go round as fast as the broker can. It keeps since when."""
-    with pytest.raises(outcome):
+    with pytest.raises(Ignore):
         deliver(app, answer, redlock={**HEADER, "waiting": QUEUED.parts})
     assert waiting_in(app.sent[0]) == QUEUED.unwoken
 
@@ -444,7 +413,6 @@ def test_what_came_before_a_task_is_looked_for_on_all_places(app, limit):
 
 
 def test_a_stranger_who_comes_first_after_all_is_a_conflict(app):
-    """Once the predecessor is gone and somebody else holds the lock, the policy decides."""
     kin = {"task_id": "parent", "execution": execution("parent")}
     with pytest.raises(LockTaken):
         deliver(
@@ -467,7 +435,6 @@ def test_another_publish_with_our_id_is_no_parent_of_ours(app):
 
 @pytest.mark.parametrize("holder", [STRANGER, {}, {"token": "x"}, {"execution": execution()}])
 def test_a_stranger_is_a_conflict(app, holder):
-    """Also one that tells nothing of itself."""
     value = deliver(app, taken(**holder), parent_id="parent")
     assert value["skipped"] == "conflict"
     assert type(value) is dict
@@ -476,7 +443,6 @@ def test_a_stranger_is_a_conflict(app, holder):
 
 
 def test_what_has_finished_does_not_run_again(app):
-    """The copy ends without a state and without a further copy."""
     with pytest.raises(Ignore):
         deliver(app, MarkerStands("done"), body=lambda _: pytest.fail("ran again"))
     assert (app.sent, app.locks.released) == ([], [])
@@ -505,8 +471,6 @@ def test_what_is_about_to_finish_is_looked_at_again(app, lock_ttl, countdown):
 
 
 def raises(error):
-    """Return a body that raises *error*."""
-
     def body(_):
         raise error
 
@@ -703,7 +667,6 @@ def test_done_is_said_although_a_worker_was_started_while_an_error_was_handled(a
 
 
 def test_without_memory_nothing_is_marked(app):
-    """``dedup_ttl=0`` neither asks for a marker nor sets one."""
     deliver(app, options={"acks_late": True, "dedup_ttl": 0})
     assert app.locks.wanted[0].marker is None
     assert [marker for _, marker in app.locks.released] == [None]

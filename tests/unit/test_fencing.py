@@ -41,7 +41,6 @@ NO_FENCES = [
 
 @pytest.mark.parametrize("fence", [0, 1, 2**31, 2**53 - 1, 2**53])
 def test_a_fence_is_any_number_that_every_store_compares_exactly(fence):
-    """Zero to 2**53, both included."""
     assert checked(fence) == fence
 
 
@@ -67,7 +66,6 @@ def test_names_that_differ_in_case_have_rows_of_their_own(dialect, words):
 
 
 def test_every_helper_checks_its_fence_before_it_asks_the_store():
-    """None is refused without a store that could be asked."""
     table = fence_table(MetaData())
     calls = [
         lambda: fenced_update(None, update(table), None),
@@ -80,7 +78,6 @@ def test_every_helper_checks_its_fence_before_it_asks_the_store():
 
 
 def test_the_text_tells_both_numbers():
-    """Whoever reads only the log knows what was refused, where, and by what."""
     assert str(STALE) == "Fence 1001 is stale: 'invoice' was written to with 1002"
     assert str(StaleFence("a", 1)) == "Fence 1 is stale: 'a' was written to with a newer one"
     assert isinstance(STALE, RedlockError)
@@ -89,7 +86,6 @@ def test_the_text_tells_both_numbers():
 @pytest.mark.parametrize("error", [STALE, StaleFence("invoice", 1001)])
 @pytest.mark.parametrize("serializer", ["json", "pickle", "yaml"])
 def test_a_caller_gets_the_stale_fence_the_task_failed_with(error, serializer):
-    """With its fields, through pickle and whatever serializer the results have."""
     app = Celery(backend="cache+memory://", set_as_current=False)
     app.conf.update(result_serializer=serializer, accept_content=[serializer])
     task_id = str(uuid4())
@@ -111,7 +107,6 @@ def test_a_caller_gets_the_stale_fence_the_task_failed_with(error, serializer):
     ],
 )
 def test_each_helper_needs_its_own_library_alone(module, brings, not_even):
-    """Importing it imports that library, and none of the others."""
     for library in brings:
         pytest.importorskip(library)
     program = f"import sys, {module}; print(*sys.modules)"
@@ -129,7 +124,6 @@ def test_each_helper_needs_its_own_library_alone(module, brings, not_even):
 
 
 def test_no_helper_can_be_called_without_its_library():
-    """Without SQLAlchemy or Django, the import says which is missing; the error needs neither."""
     program = """
 import sys
 sys.modules["sqlalchemy"] = sys.modules["django"] = None
@@ -178,7 +172,6 @@ def test_a_time_that_is_none_is_refused(times):
 
 @pytest.fixture
 def db():
-    """A connection to an empty SQLite in memory, in a transaction, and what was sent to it."""
     engine = create_engine("sqlite://", poolclass=StaticPool)
     with engine.connect() as connection, connection.begin():
         yield connection
@@ -211,8 +204,6 @@ class Document(Base):
 
 
 class Letter(Document):
-    """In the same table."""
-
     __mapper_args__ = {"polymorphic_identity": "letter"}  # noqa: RUF012
 
 
@@ -261,7 +252,6 @@ def test_an_orm_class_is_updated_by_its_attribute():
 
 
 def test_without_a_where_every_row_counts(db):
-    """As the statement says."""
     META.create_all(db)
     db.execute(insert(INVOICE), [{"id": n, "state": "open", "fence": n} for n in (1, 2, 3)])
     assert fenced_update(db, update(INVOICE).values(state="paid"), 3) == 3
@@ -270,23 +260,18 @@ def test_without_a_where_every_row_counts(db):
 
 
 class Recorder:
-    """Stands for a connection; keeps the statements."""
-
     def __init__(self):
         self.statements = []
         self.rowcount = 0
 
     def execute(self, statement):
-        """Keep it, and find nothing."""
         self.statements.append(statement)
         return self
 
     def scalars(self):
-        """Be one's own result."""
         return self
 
     def all(self):
-        """Have no rows."""
         return []
 
 

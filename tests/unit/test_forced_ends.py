@@ -41,8 +41,6 @@ CHILD = 4711
 
 
 class ScriptedLocks:
-    """Outcomes of `release_for`, one after the other; what was marked and released, in order."""
-
     def __init__(self):
         self.outcomes = []
         self.done = []
@@ -54,7 +52,6 @@ class ScriptedLocks:
         self.driver = SimpleNamespace(tell=self.told.append)
 
     def inspect_all(self, names, ends=None):
-        """Tell who holds each lock, for each node."""
         return [
             [SimpleNamespace(holder=holder, problem="") for holder in self.held.get(name, [])]
             + [SimpleNamespace(holder=holder, problem="") for holder in self.holders]
@@ -63,12 +60,10 @@ class ScriptedLocks:
         ]
 
     def mark(self, marker, *, wait):
-        """Note what is marked."""
         assert wait, "a process that never connected would send it to nobody"
         self.done.append(("mark", marker.name, marker.state, marker.ttl))
 
     def release_for(self, name, owner, *, since, keep, info, place):
-        """Note what is released."""
         assert (place == 0) == ("#" not in name)
         assert info["task"], "observers are told whose lock it was"
         assert info["task_id"]
@@ -104,8 +99,6 @@ EXECUTION = execution_id("bill", "me", "0" * 32, 0, 0)
 
 
 def declare(app, **options):
-    """Declare a task."""
-
     @app.task(name="bill", base=RedlockTask, shared=False, lock_key="{invoice}", **options)
     def bill(invoice):
         pass
@@ -115,7 +108,6 @@ def declare(app, **options):
 
 
 def deliver(app, task, content_type="application/json", **headers):
-    """Return a delivery of the task, which a child has begun with."""
     known = {"id": "me", "task": "bill", "lang": "py", "retries": 0, "redlock": HEADER, **headers}
     message = SimpleNamespace(
         headers=known,
@@ -138,13 +130,11 @@ def deliver(app, task, content_type="application/json", **headers):
 
 
 def fail(request, error, *, return_ok=False):
-    """Tell the request how it ended."""
     info = ExceptionInfo((type(error), error, tracebacks()))
     request.on_failure(info, return_ok=return_ok)
 
 
 def tracebacks():
-    """Return a traceback, as every exception of a child has one."""
     with pytest.raises(ZeroDivisionError) as failure:
         _ = 1 / 0
     return failure.tb
@@ -156,7 +146,6 @@ DONE = ("mark", EXECUTION, "done", 3600.0)
 
 
 def told(app):
-    """Return what was done, without owners."""
     return [d[0] if d[0] == "release" else d for d in app.locks.done]
 
 
@@ -190,7 +179,6 @@ def test_what_is_done_for_a_child(app, options, error, done):
 
 
 def test_what_a_child_noted_in_report_mode_is_released(app):
-    """On the keys of reports, by the same rule; nothing is done to a lock."""
     plugin = plugin_for(app)
     plugin._reports, plugin._locks = app.locks, ScriptedLocks()
     request = deliver(app, declare(app, acks_late=True, lock_mode="report"))
@@ -310,7 +298,6 @@ def test_a_task_that_was_cancelled_may_run_again(app, late):
 
 @pytest.mark.parametrize("when", ["waiting", "other pool", "disabled"])
 def test_where_there_is_nothing_to_release(app, when):
-    """Not begun yet; run in no child of ours, whatever the number says; locks switched off."""
     request = deliver(app, declare(app, acks_late=True))
     if when == "waiting":
         request.worker_pid = None
@@ -324,7 +311,6 @@ def test_where_there_is_nothing_to_release(app, when):
 
 
 def test_the_lock_is_that_of_the_child(app):
-    """Name, owner and execution are what the child had from the same message."""
     task = declare(app, acks_late=True)
     request = deliver(app, task, retries=2, replaced_task_nesting=1)
     fail(request, LOST)
@@ -348,7 +334,6 @@ def test_of_a_thousand_places_those_are_released_that_it_has(app, silent):
 
 
 def test_all_its_places_are_tried_for_as_long_as_a_lease(app):
-    """And not each of a thousand for so long."""
     request = deliver(app, declare(app, lock_limit=1000, lock_ttl=1.0))
     app.locks.silent, app.locks.outcomes = 5, [ReleaseOutcome.UNKNOWN] * 3000
     began = app.clock()
@@ -373,7 +358,6 @@ def test_min_hold_is_kept_for_a_dead_child_too(app, monkeypatch):
 
 
 def test_nodes_that_do_not_answer_are_asked_again(app):
-    """Until they do, or the lease has ended by itself."""
     app.locks.outcomes = [ReleaseOutcome.UNKNOWN] * 3 + [ReleaseOutcome.EXPIRED]
     fail(deliver(app, declare(app)), LOST)
     assert told(app).count("release") == 4
@@ -386,7 +370,6 @@ def test_nodes_that_do_not_answer_are_asked_again(app):
 
 @pytest.mark.parametrize("is_known", [True, False])
 def test_of_many_places_that_of_the_child_is_released(app, is_known):
-    """In one round; where too few nodes tell, whatever it may have held."""
     task = declare(app, acks_late=True, lock_limit=3)
     request = deliver(app, task)
     owner, problem = request._delivery.owner, "" if is_known else "no answer in time"
@@ -455,8 +438,6 @@ def test_a_task_that_waits_is_revoked_by_its_stamps_too(app, monkeypatch, stamp)
 
 
 class Consumer:
-    """A worker's consumer, as far as its steps use it."""
-
     def __init__(self, app):
         self.app, self.timer = app, Timer()
 
@@ -506,7 +487,6 @@ def test_the_child_knows_how_its_message_was_written(app, kind):
     [None, {}, *({"redlock_owner": forged} for forged in (7, "", "f" * 31, "F" * 32, "f" * 200))],
 )
 def test_a_request_without_an_owner_has_none(info):
-    """Eager, or made by somebody else, or forged: the child then makes its own tokens."""
     assert word_in(info, OWNER) is None
 
 

@@ -25,7 +25,6 @@ def noted(monkeypatch):
 
 
 def fork():
-    """Fork; return the process id of the child, 0 there."""
     pid = os.fork()
     if pid:
         os.waitpid(pid, 0)
@@ -33,7 +32,6 @@ def fork():
 
 
 def test_who_is_needed_by_others_is_held_last_and_let_go_first(noted):
-    """Whatever the order in which modules were imported."""
     if fork() == 0:
         os._exit(0)
     assert noted == [
@@ -45,7 +43,6 @@ def test_who_is_needed_by_others_is_held_last_and_let_go_first(noted):
 
 
 def test_a_child_forgets_what_is_the_parents_in_that_order(noted, tmp_path):
-    """It never does what is the parent's to do."""
     told = tmp_path / "told"
     if fork() == 0:
         told.write_text(repr(noted[2:]))

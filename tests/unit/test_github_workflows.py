@@ -24,25 +24,21 @@ WORKFLOWS = {path.stem: yaml.safe_load(path.read_text()) for path in FOLDER.glob
 
 
 def steps_of(name):
-    """Return all steps of the jobs of a workflow."""
     return [step for job in WORKFLOWS[name]["jobs"].values() for step in job["steps"]]
 
 
 def test_tests_run_on_all_supported_pythons():
-    """Those of the matrix of versions, which are those of the classifiers."""
     (job,) = WORKFLOWS["tests"]["jobs"].values()
     assert job["strategy"]["matrix"]["python"] == list(AXES["python"])
 
 
 def test_every_night_all_is_proved_that_can_be():
-    """Each proof by its name."""
     job = WORKFLOWS["nightly"]["jobs"]["proof"]
     assert set(job["strategy"]["matrix"]["part"]) == set(PROOFS)
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_what_is_made_is_there_to_be_made(name):
-    """Each target that is named is in the Makefile."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for step in steps_of(name):
         for line in re.findall(r"^make (.+)", step.get("run", ""), re.MULTILINE):
@@ -70,7 +66,6 @@ def test_git_reads_a_checkout_in_a_container(name):
 
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_runs_do_not_pile_up(name):
-    """Of one workflow and branch or tag; an upload is not cut off."""
     concurrency = WORKFLOWS[name]["concurrency"]
     assert "github.ref" in concurrency["group"]
     assert name != "release" or concurrency["cancel-in-progress"] is False
@@ -78,7 +73,6 @@ def test_runs_do_not_pile_up(name):
 
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_a_workflow_may_only_read(name):
-    """What a job needs beyond that, it says; and none runs for hours when it hangs."""
     assert WORKFLOWS[name]["permissions"] == {"contents": "read"}
     assert all(job["timeout-minutes"] <= 120 for job in WORKFLOWS[name]["jobs"].values())
 
@@ -87,7 +81,6 @@ def test_a_workflow_may_only_read(name):
     ("tag", "code"), [(f"v{celery_redlock.__version__}", 0), ("v99.0.0", 1), ("", 1)]
 )
 def test_only_the_tag_of_the_version_is_released(tag, code):
-    """The step of the workflow, as it stands there."""
     (step,) = [step for step in steps_of("release") if "version" in step.get("name", "")]
     # A machine need not have a program that is called python.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -28,14 +28,12 @@ def test_a_page_says_what_was_recorded(name):
 
 
 def test_every_record_has_a_place_on_a_page():
-    """Nothing is recorded and then not told."""
     places = [place.groups() for text in PAGES.values() for place in report.PLACE.finditer(text)]
     assert sorted(places) == sorted(report.KINDS)
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_that_says_something_else_is_noticed(name):
-    """A figure that was changed by hand is put right."""
     grants = f"{RECORDED['simulation']['grants']:,}"
     assert grants in PAGES[name]
     changed = PAGES[name].replace(grants, "1")
@@ -43,12 +41,10 @@ def test_a_page_that_says_something_else_is_noticed(name):
 
 
 def test_every_fault_of_the_nemesis_is_told_of():
-    """In the table of it all, with a command."""
     assert set(report.STRIKES) == {run["fault"] for run in RECORDED["nemesis"]["runs"]}
 
 
 def test_chance_was_given_time_enough():
-    """At least two hundred seeds of an hour each, every fault among them, and no law broken."""
     found = RECORDED["simulation"]
     assert found["seeds"] >= 200
     assert found["hours"] >= found["seeds"]
@@ -58,7 +54,6 @@ def test_chance_was_given_time_enough():
 
 
 def test_every_mutant_was_tried_and_killed():
-    """Each guard, and each pair of guards, of today; and no layer fails with all of them on."""
     found = RECORDED["matrix"]
     assert found["rules"] == {name: guard.rule for name, guard in ALL_GUARDS.items()}
     assert [tuple(row["off"]) for row in found["rows"]] == [(name,) for name in ALL_GUARDS]
@@ -77,7 +72,6 @@ def test_every_layer_kills_something():
 
 
 def test_every_order_was_tried():
-    """With all guards on no configuration breaks a law, and without one of them some do."""
     whole = [row for row in RECORDED["exploration"]["rows"] if not row["guards_off"]]
     assert whole
     assert all(row["violating"] == 0 < row["states"] for row in whole)
@@ -85,13 +79,11 @@ def test_every_order_was_tried():
 
 
 def ours(run):
-    """Return what the library did in a run: as clients of its own, or in Celery's tasks."""
     contenders = run["contenders"]
     return contenders["tasks" if run["fault"] == "celery" else "ours"]
 
 
 def test_the_nemesis_had_time_enough_and_controls_broke():
-    """Ten minutes per fault; no violation; whoever had to break did, or the run does not count."""
     runs = RECORDED["nemesis"]["runs"]
     assert len(runs) >= 15
     for run in runs:
@@ -104,7 +96,6 @@ def test_the_nemesis_had_time_enough_and_controls_broke():
 
 
 def test_fenced_updates_are_never_lost_and_others_are():
-    """The fenced counter of the clients and of the workers lost nothing; its twin did."""
     scores = {run["fault"]: ours(run) for run in RECORDED["nemesis"]["runs"]}
     assert all(score["lost_updates"] == 0 for score in scores.values())
     assert scores["celery"]["lost_plain_updates"] > 0
@@ -112,7 +103,6 @@ def test_fenced_updates_are_never_lost_and_others_are():
 
 
 def is_there(path, name):
-    """Return whether a file or folder is there, and has a test of that name if one is given."""
     file = ROOT / path
     function = rf"^ *def {name.rpartition(':')[2]}\("
     return file.exists() and (not name or re.search(function, file.read_text(), re.MULTILINE))
@@ -120,7 +110,6 @@ def is_there(path, name):
 
 @pytest.mark.parametrize("test", sorted(set(NAMED.findall("".join([*PAGES.values(), DEFECTS])))))
 def test_what_the_pages_name_is_there(test):
-    """A layer that a page tells of exists, and so does each test that holds a defect."""
     assert is_there(*test)
 
 
@@ -131,7 +120,6 @@ def test_a_test_that_is_not_there_is_noticed():
 
 
 def test_every_defect_has_a_test():
-    """The last cell of each row names one."""
     rows = [line for line in DEFECTS.splitlines() if line.startswith("| ")]
     defects = [row for row in rows if not row.startswith(("| what was wrong", "| --- "))]
     assert len(defects) > 40

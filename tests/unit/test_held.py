@@ -11,7 +11,6 @@ from support.fakes import FakeClock, lease_of
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that is moved by hand, in the place of the real one."""
     fake = FakeClock()
     monkeypatch.setattr("celery_redlock.lock.clock.now", fake)
     return fake
@@ -19,23 +18,19 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def told():
-    """What the holder was told."""
     return []
 
 
 @pytest.fixture
 def held(clock, told):
-    """A lock with 10 s left."""
     return HeldLock(lease_of(clock, valid_until=clock() + 10.0), told.append)
 
 
 def later(held, seconds):
-    """Return a lease that ends so much later."""
     return held.lease.renewed(held.lease.valid_until + seconds, 1.0)
 
 
 def test_a_held_lock_tells_its_lease(held, clock):
-    """Name, token, fence, TTL and since are those of the lease."""
     lease = held.lease
     assert (held.name, held.token, held.fence) == (lease.name, lease.token, lease.fence)
     assert (held.ttl, held.since, held.remaining()) == (lease.ttl, lease.since, 10.0)
@@ -43,7 +38,6 @@ def test_a_held_lock_tells_its_lease(held, clock):
 
 
 def test_a_held_lock_is_held_to_its_deadline(held, clock):
-    """Up to the last moment it may be relied upon."""
     clock.advance(9.999)
     held.ensure_held()
 
@@ -58,7 +52,6 @@ def test_the_clock_alone_tells_that_a_lock_is_lost(held, clock):
 
 
 def test_a_renewal_moves_the_deadline(held, clock):
-    """A lease that is renewed in time goes on."""
     clock.advance(9.0)
     assert held.renewed(later(held, 10.0))
     clock.advance(9.0)
@@ -67,7 +60,6 @@ def test_a_renewal_moves_the_deadline(held, clock):
 
 
 def test_a_renewal_that_comes_too_late_revives_nothing(held, clock):
-    """Lost is for ever, whether or not anybody has looked since."""
     clock.advance(10.0)
     assert not held.renewed(later(held, 1000.0))
     assert (held.lost_reason, held.renewals) == ("deadline", 0)
@@ -82,7 +74,6 @@ def test_a_lock_that_was_seen_to_be_lost_stays_lost(held, clock):
 
 
 def test_the_holder_is_told_of_a_loss_once(held, told):
-    """Whoever finds out, and however often."""
     held.lose("stolen")
     held.lose("deadline")
     assert told == [held]
@@ -108,13 +99,11 @@ def test_the_holder_is_not_told_after_it_gave_the_lock_back(held, told):
 
 
 def test_a_lock_given_back_is_not_renewed(held):
-    """A renewal that was under way when the lock was given back changes nothing."""
     held.released()
     assert not held.renewed(later(held, 10.0))
 
 
 def test_a_loss_tells_what_the_nodes_last_answered(held, clock):
-    """To a renewal that failed; nothing of it once the lease was renewed."""
     held.not_renewed({"lock-1": "refused (3.0 s left)"})
     held.renewed(later(held, 1.0))
     held.not_renewed({"lock-1": "unreachable"})
@@ -155,14 +144,12 @@ def test_a_forked_child_holds_nothing(held, monkeypatch):
 
 
 def test_a_held_lock_shows_its_state_and_not_its_token(held, clock):
-    """What is logged proves nothing."""
     assert repr(held) == "<HeldLock 'k' fence=7 10.0 s left>"
     held.lose("stolen")
     assert repr(held) == "<HeldLock 'k' fence=7 lost: stolen>"
 
 
 def test_running_without_a_lock_says_so_and_never_ends(clock):
-    """A body that runs unlocked by policy uses the same calls, and none of them fails."""
     held = NotLocked("k", "no quorum, and the policy is run_unlocked", since=1.7e9)
     clock.advance(1e9)
     held.ensure_held()

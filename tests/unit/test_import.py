@@ -49,7 +49,6 @@ else:
 
 
 def loaded_by(*programs):
-    """Return which modules a fresh interpreter has imported once it has run *programs*."""
     told = "import sys; print('LOADED', *sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", "\n".join([*programs, told])],
@@ -63,7 +62,6 @@ def loaded_by(*programs):
 
 
 def slow_ones(modules):
-    """Return those of *modules* that are slow to import."""
     return {name for name in modules if name == TRACE or name.partition(".")[0] in SLOW}
 
 
@@ -100,7 +98,6 @@ with locks_disabled():
 
 @pytest.mark.parametrize("use", ["", "bill.delay(1)"], ids=["declared", "published"])
 def test_a_task_brings_redis_and_no_more(use):
-    """Its publisher needs neither a worker's modules nor extras."""
     plain = APP.replace("celery_redlock", "celery").replace("RedlockTask", "Task")
     more = loaded_by(APP, use) - loaded_by(plain, use, "import redis")
     assert slow_ones(more) == set()
@@ -124,7 +121,6 @@ def test_the_entry_point_of_the_command_line_is_lean():
 
 
 def test_settings_are_checked_before_a_lock_is_taken():
-    """By redis-py, as before: what it does not understand is no URL of a node."""
     wrong = APP.replace("redis://one:1/0", "http://one:1/0")
     assert "redis" in loaded_by(wrong, LOOK_AT_SETTINGS)
 
@@ -134,7 +130,6 @@ def test_settings_are_checked_before_a_lock_is_taken():
 
 @pytest.mark.parametrize("name", celery_redlock.__all__)
 def test_a_public_name_is_what_its_module_has(name):
-    """The same object, listed by dir(), and there for good once it was wanted."""
     found = getattr(celery_redlock, name)
     assert found is getattr(importlib.import_module(found.__module__), name)
     assert found.__module__.startswith("celery_redlock.")
@@ -143,7 +138,6 @@ def test_a_public_name_is_what_its_module_has(name):
 
 
 def test_every_way_to_a_name_works_in_a_fresh_interpreter():
-    """From-imports, a star, help(), the word in ``task_cls``, submodules that came along before."""
     loaded_by("from celery_redlock import *; RedlockTask, LockLost, current_lock, Retry")
     loaded_by("import celery_redlock; celery_redlock.errors.LockLost, celery_redlock.task.__doc__")
     shown = "pydoc.render_doc(celery_redlock, renderer=pydoc.plaintext)"
@@ -163,7 +157,6 @@ def test_each_room_of_the_past_is_there():
 
 
 def test_a_name_that_is_not_there_is_refused():
-    """In the words of every module."""
     with pytest.raises(AttributeError) as told:
         celery_redlock.RedLockTask  # noqa: B018
     with pytest.raises(AttributeError) as of_any:
@@ -186,7 +179,6 @@ def test_classes_are_pickled_by_their_modules():
 
 
 def test_the_name_in_task_cls_is_found():
-    """As Celery finds it."""
     found = symbol_by_name("celery_redlock:RedlockTask")
     assert issubclass(found, celery.Task)
     assert found is celery_redlock.RedlockTask

@@ -23,25 +23,20 @@ APP = Celery("shop", set_as_current=False)
 
 
 def ago(seconds):
-    """Return the moment so long before now."""
     return NOW - timedelta(seconds=seconds)
 
 
 def every(seconds):
-    """Return a plain interval."""
     return schedule(seconds, app=APP)
 
 
 class Listed(BaseSchedule):
-    """A schedule of somebody else's, due at given moments; counts how often it is asked."""
-
     def __init__(self, *moments):
         super().__init__(app=APP)
         self.moments = moments
         self.asked = []
 
     def remaining_estimate(self, last_run_at):
-        """Return what is left until the first moment after *last_run_at*, None for none."""
         self.asked.append(last_run_at)
         later = [moment for moment in self.moments if moment > last_run_at]
         return min(later) - self.now() if later else None
@@ -52,12 +47,10 @@ class Listed(BaseSchedule):
 
 @pytest.mark.parametrize("deadline", [None, 30.0, 3600.0])
 def test_a_new_entry_begins_with_its_newest_slot(deadline):
-    """Where no slot was published yet, the newest one is due, and none before it is missed."""
     assert in_time(every(60), None, NOW, deadline, TTL) == Missed([ago(30)], None)
 
 
 def test_a_new_entry_has_a_deadline_too():
-    """Its newest slot is dropped if that is too old."""
     assert in_time(every(60), None, NOW, 29.999, TTL) == Missed([], ago(30))
     assert in_time(every(60), None, NOW, 30.0, TTL) == Missed([ago(30)], None)
 
@@ -73,7 +66,6 @@ def test_without_a_deadline_a_slot_of_any_age_is_published():
 @pytest.mark.parametrize("deadline", [None, 60.0])
 @pytest.mark.parametrize("last", [None, ago(10)])
 def test_what_was_never_due_is_not_missed(deadline, last):
-    """A schedule that has no slot yet has none to publish, and none to drop."""
     assert in_time(Listed(ago(-60)), last, NOW, deadline, TTL) == Missed([], None)
 
 
@@ -82,20 +74,17 @@ def test_what_was_never_due_is_not_missed(deadline, last):
 
 @pytest.mark.parametrize("deadline", [None, 10.0, 3600.0])
 def test_nothing_is_due_after_the_newest_slot(deadline):
-    """Who has published the newest slot has nothing to do, be it ahead of this clock."""
     for last in (ago(30), ago(29), NOW, ago(-30)):
         assert in_time(every(60), last, NOW, deadline, TTL) == Missed([], None)
 
 
 @pytest.mark.parametrize("deadline", [None, 30.0])
 def test_all_slots_since_the_last_one_are_due(deadline):
-    """While another leader is elected no slot is lost: all come, in order."""
     missed = in_time(every(5), ago(30), NOW, deadline, TTL)
     assert missed == Missed([ago(25), ago(20), ago(15), ago(10), ago(5), NOW], None)
 
 
 def test_a_slot_is_due_in_the_very_moment():
-    """A slot that falls due now is due, one a millisecond later is not."""
     almost = NOW - timedelta(milliseconds=1)
     assert in_time(every(30), ago(30), NOW, 60.0, TTL) == Missed([NOW], None)
     assert in_time(every(30), ago(30), almost, 60.0, TTL) == Missed([], None)
@@ -106,26 +95,22 @@ def test_a_slot_is_due_in_the_very_moment():
     [(0.0, 1), (9.999, 1), (10.0, 2), (10.001, 2), (19.999, 2), (20.0, 3), (59.999, 6), (60.0, 6)],
 )
 def test_a_deadline_drops_what_is_older(deadline, slots):
-    """A slot as old as the deadline is in time; of those that are not the newest is told."""
     missed = in_time(every(10), ago(60), NOW, deadline, TTL)
     assert missed.due == [ago(10 * i) for i in reversed(range(slots))]
     assert missed.dropped == (None if slots == 6 else ago(10 * slots))
 
 
 def test_all_may_be_too_old():
-    """Where every slot is, none is published, and the newest of them is told."""
     assert in_time(every(3600), ago(7230), NOW, 29.0, TTL) == Missed([], ago(30))
 
 
 def test_a_record_is_never_published_again_for_a_deadline():
-    """What lies before the last slot is neither due nor dropped, however long the deadline."""
     missed = in_time(every(10), ago(20), NOW, DAY, TTL)
     assert missed == Missed([ago(10), NOW], None)
 
 
 @pytest.mark.parametrize("ttl", [0.5, 20.0, 28.0, 28.001, 60.0, 3600.0])
 def test_without_a_deadline_a_takeover_loses_nothing(ttl):
-    """All slots that fell due while other leaders may have been elected are published."""
     allowed = max(SHORTEST_CATCH_UP, TAKEOVERS * (ttl + TAKEOVER))
     missed = in_time(every(1), ago(2 * allowed), NOW, None, ttl)
     assert len(missed.due) == int(allowed) + 1
@@ -133,7 +118,6 @@ def test_without_a_deadline_a_takeover_loses_nothing(ttl):
 
 
 def test_without_a_deadline_one_slot_is_made_up_for_after_a_long_outage():
-    """The newest one, of any age; those before it are told of."""
     missed = in_time(
         every(3600), ago(DAY), datetime(2026, 3, 1, 12, 59, tzinfo=timezone.utc), None, TTL
     )
@@ -141,7 +125,6 @@ def test_without_a_deadline_one_slot_is_made_up_for_after_a_long_outage():
 
 
 def test_the_first_slot_that_is_made_up_for_drops_nothing():
-    """If it is the only one since the last, none was too old."""
     missed = in_time(every(DAY), ago(DAY + 12 * 3600 + 30), NOW, None, TTL)
     assert missed == Missed([ago(12 * 3600 + 30)], None)
 
@@ -157,7 +140,6 @@ deadlines = st.none() | st.floats(0, 900)
 
 @given(timed=plans, behind=st.floats(0, 80), deadline=deadlines)
 def test_each_slot_is_due_or_dropped(timed, behind, deadline):
-    """What is due is in order and the newest; what is dropped lies between the last and that."""
     plan, step = timed
     last = last_due(plan, ago(behind * step))
     missed = in_time(plan, last, NOW, deadline, TTL)
@@ -188,7 +170,6 @@ def test_two_leaders_agree_on_what_is_due(timed, behind, later, deadline):
 
 @pytest.fixture
 def looks(monkeypatch):
-    """How often the grid of an interval was looked at."""
     looks, look = [], due_module.last_on_grid
 
     def counted(*arguments):
@@ -234,7 +215,6 @@ def test_a_slot_that_is_only_claimed_is_still_to_be_published():
 @pytest.mark.parametrize("milliseconds", [1, 333, 999, 1001])
 @pytest.mark.parametrize("is_settled", [True, False])
 def test_a_slot_survives_its_record(milliseconds, is_settled):
-    """From the record's milliseconds the very slot comes back: neither lost nor repeated."""
     plan = every(0.001)
     slot = NOW - timedelta(milliseconds=milliseconds)
     last = settled(LastSlot(round(slot.timestamp() * 1000) / 1000.0, is_settled))
@@ -251,13 +231,11 @@ def test_a_slot_survives_its_record(milliseconds, is_settled):
     ],
 )  # fmt: skip
 def test_a_record_outlives_the_next_slot(seconds, deadline, kept):
-    """It is kept for twice what the next slot or the deadline takes, within bounds."""
     due = last_due(every(seconds), NOW)
     assert keep_for(every(seconds), due, deadline) == kept
 
 
 def test_the_bounds_of_a_records_life():
-    """A schedule that has no next slot keeps its record for a while, and none for ever."""
     assert keep_for(Listed(), NOW, None) == SHORTEST_KEEP.total_seconds()
     assert keep_for(Listed(ago(-3000 * DAY)), NOW, None) == LONGEST_KEEP.total_seconds()
     leap = crontab(minute=0, hour=0, day_of_month=29, month_of_year=2, app=APP)

@@ -21,7 +21,6 @@ FIELDS = (
 
 
 def test_a_line_has_a_moment_and_the_sentence():
-    """In local time, and nothing else for what concerns one task."""
     record = record_of(events.TaskSkipped("a", cause="unavailable", task="t", task_id="id-1"))
     when, told = re.fullmatch(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)  (.+)", line(record)).groups()
     assert when
@@ -32,13 +31,11 @@ def test_a_line_has_a_moment_and_the_sentence():
     "event", [events.NodeDown("lock-1:1/0", "refused"), events.LeaderElected("beat:shop", 3)]
 )
 def test_what_many_notice_says_who_did(event):
-    """Every process tells of a node, and every beat of its terms."""
     record = {**record_of(event), "pid": 7, "host": "web-1"}
     assert line(record).endswith(f"{sentence(record)} (process 7 on web-1)")
 
 
 def test_everything_that_is_journaled_is_listed():
-    """In the help of ``redlock tail``."""
     assert {name for name, kind in events.KINDS.items() if kind.journal} == set(EVENTS)
     assert len(set(EVENTS)) == len(EVENTS)
 
@@ -48,7 +45,6 @@ def test_everything_that_is_journaled_is_listed():
     "junk", [None, "\x1b[31m\n", [], {}, -1e300, float("inf"), float("nan"), 10**400, True]
 )
 def test_records_of_others_are_borne(event, junk):
-    """Whatever stands in a field: one line, without control characters."""
     record = dict.fromkeys(FIELDS, junk)
     for told in (line({**record, "event": event}), line({"event": event})):
         assert told.isprintable()

@@ -17,23 +17,18 @@ HOLDER = {"task_id": "other", "host": "w1", "pid": 7, "since": 5.0, "token": "01
 
 
 class Memory:
-    """Keeps what it is given."""
-
     def __init__(self):
         self.written = []
         self.tallies = []
 
     def counted(self, *tally):
-        """Take an hour, a task and its counts."""
         self.tallies.append(tally)
 
     def put(self, record):
-        """Take a record, as it would be read back."""
         self.written.append(json.loads(json.dumps(record)))
 
     @property
     def names(self):
-        """Which events were written."""
         return [record["event"] for record in self.written]
 
 
@@ -47,18 +42,15 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def memory():
-    """What was written."""
     return Memory()
 
 
 @pytest.fixture
 def observe(memory):
-    """The observer, writing to `memory`."""
     return JournalObserver(memory.put, Tally(memory.counted))
 
 
 def released(held, task="shop.bill", ttl=30.0):
-    """Return the release of a lock of a task."""
     return events.LockReleased("name", held, ttl=ttl, task=task, task_id="id")
 
 
@@ -79,7 +71,6 @@ def test_a_refusal_is_written_at_once_with_its_holder(observe, memory):
 
 
 def test_a_task_that_gets_its_lock_writes_nothing(observe, memory):
-    """Neither the grant nor a renewal nor the release: these are counted."""
     observe(events.LockAcquired("name", 7, 0.001, task="shop.bill", task_id="id"))
     observe(events.LockRenewed("name", 9.0, ttl=30.0, task="shop.bill", task_id="id"))
     observe(events.LockConflict("name", HOLDER, 0.001, task="shop.bill", task_id="id"))

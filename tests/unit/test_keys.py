@@ -30,17 +30,14 @@ class Order:
     note: object = None
 
     def total(self):
-        """Return something, as methods do."""
         return self.id
 
     @property
     def broken(self):
-        """Fail, as properties may."""
         raise RuntimeError("secret-value")
 
 
 def task_of(body, **options):
-    """Return a real Celery task with this body."""
     app = Celery("t", set_as_current=False)
     return app.task(**{"name": "shop.task", "shared": False, **options})(body)._get_current_object()
 
@@ -54,29 +51,24 @@ pairs = st.tuples(*[st.text(":-%,. /{=a→_\N{EN DASH}3AD", min_size=1, max_size
 
 
 def namer(body, lock_key=None, unique_on=None, **options):
-    """Return what names the locks of a task with this body and these options."""
     return LockName.of_task(task_of(body, **options), lock_key=lock_key, unique_on=unique_on)
 
 
 def name_of(names, *args, **kwargs):
-    """Return the name of one call, written as a call."""
     return names.name(args, kwargs)
 
 
 def on_worker(args, kwargs):
-    """Return the arguments as a worker reads them."""
     return kombu_json.loads(kombu_json.dumps((args, kwargs)))
 
 
 def refusal(names, *args, **kwargs):
-    """Return what is said to a call that has no name."""
     with pytest.raises(LockKeyError) as refused:
         names.name(args, kwargs)
     return str(refused.value)
 
 
 def misfit(body, **options):
-    """Return what is said to options that make no sense."""
     with pytest.raises(ConfigurationError) as refused:
         namer(body, **options)
     return str(refused.value)
@@ -106,7 +98,6 @@ VALUES = st.recursive(
 
 class TestDefaultName:
     def test_it_is_the_task_name_and_a_digest(self):
-        """Task name, colon, 32 hex digits; no value of an argument."""
         name = name_of(namer(bill), "secret-value")
         task, digest = name.split(":")
         assert (task, len(digest)) == ("shop.task", 32)
@@ -118,8 +109,6 @@ class TestDefaultName:
         assert name_of(namer(bill), 7) == f"shop.task:{digest[:32]}"
 
     def test_ways_to_write_one_call_have_one_name(self):
-        """Positional, keyword, and spelled-out default are one call."""
-
         def body(a, b=2):
             pass
 
@@ -138,7 +127,6 @@ class TestDefaultName:
 
     @given(VALUES, VALUES)
     def test_different_arguments_have_different_names(self, one, other):
-        """Names are equal exactly for equal arguments of equal types."""
         names = NAMES_OF_BILL
         equal = repr_of(one) == repr_of(other)
         assert (name_of(names, one) == name_of(names, other)) is equal
@@ -147,13 +135,10 @@ class TestDefaultName:
         st.lists(VALUES, min_size=1, max_size=3), st.dictionaries(st.sampled_from("xyz"), VALUES)
     )
     def test_client_and_worker_agree(self, args, kwargs):
-        """The name of the arguments is the name of what a worker reads of them."""
         names = NAMES_OF_FETCH
         assert names.name(tuple(args), kwargs) == names.name(*on_worker(args, kwargs))
 
     def test_arguments_do_not_run_into_each_other(self):
-        """What stands in one argument cannot pass for another argument."""
-
         def body(a="", b=""):
             pass
 
@@ -162,7 +147,6 @@ class TestDefaultName:
         assert name_of(names, "x", "") != name_of(names, "", "x")
 
     def test_variable_arguments_make_the_name_too(self):
-        """``*args`` and ``**kwargs`` are arguments like others."""
         names = namer(fetch)
         calls = [
             name_of(names, "u"),
@@ -174,24 +158,20 @@ class TestDefaultName:
         assert len(set(calls)) == len(calls)
 
     def test_a_task_without_parameters_is_its_own_name(self):
-        """Nothing to digest: the task alone is the name."""
         assert name_of(namer(nothing)) == "shop.task"
 
     def test_two_tasks_have_two_names(self):
-        """Equal arguments of different tasks are different work."""
         assert name_of(namer(bill), 1) != name_of(namer(bill, name="shop.other"), 1)
 
     @pytest.mark.parametrize("wrong", [((), {}), ((1, 2), {}), ((1,), {"nope": "secret-value"})])
     @pytest.mark.parametrize("options", [{}, {"unique_on": ()}, {"lock_key": "fixed"}])
     def test_arguments_that_do_not_fit_have_no_name(self, wrong, options):
-        """A call that cannot run is refused, whatever makes the name."""
         args, kwargs = wrong
         message = refusal(namer(bill, **options), *args, **kwargs)
         assert message.startswith("Task 'shop.task': ")
         assert "secret-value" not in message
 
     def test_a_refused_argument_is_named_with_its_path(self):
-        """The message has task, argument, path and way out; not the value."""
         message = refusal(namer(bill), {"items": ["secret-value", {"secret-value"}]})
         assert message == (
             "Task 'shop.task': argument `invoice_id.items[1]` is of type set and cannot be part "
@@ -202,22 +182,18 @@ class TestDefaultName:
 
 class TestUniqueOn:
     def test_only_the_chosen_arguments_count(self):
-        """Other arguments change nothing, and may be anything."""
         names = namer(fetch, unique_on=("url",))
         assert name_of(names, "u") == name_of(names, "u", object(), depth=3)
         assert name_of(names, "u") != name_of(names, "v")
 
     def test_the_order_and_kind_of_the_choice_do_not_matter(self):
-        """A tuple, a list, a set, twice the same: one choice."""
         choices = [("url", "depth"), ["depth", "url"], {"url", "depth"}, ("url", "depth", "url")]
         assert len({name_of(namer(fetch, unique_on=choice), "u") for choice in choices}) == 1
 
     def test_no_argument_chosen_is_the_task_name(self):
-        """``()`` makes one lock for the task."""
         assert name_of(namer(bill, unique_on=()), 1) == "shop.task"
 
     def test_a_keyword_that_was_not_passed_is_not_none(self):
-        """With ``**kwargs`` an absent name is one case, None another."""
         names = namer(fetch, unique_on=("etag",))
         absent, none = name_of(names, "u"), name_of(names, "u", etag=None)
         assert absent.startswith("shop.task:")
@@ -239,19 +215,16 @@ class TestUniqueOn:
 
     @pytest.mark.parametrize("choice", [5, (5,), ("invoice_id", None)])
     def test_what_is_no_name_is_refused(self, choice):
-        """Only names of arguments can be chosen."""
         expected = f"Task 'shop.task': unique_on={choice!r} must be a tuple of argument names"
         assert misfit(bill, unique_on=choice) == expected
 
     def test_an_unknown_name_is_refused_with_the_nearest(self):
-        """The message has task, option, value, the nearest name and all names."""
         assert misfit(bill, unique_on=("invoce_id",)) == (
             "Task 'shop.task': unique_on=('invoce_id',) names 'invoce_id', which is no "
             "parameter; did you mean 'invoice_id'? parameters: invoice_id, dry_run"
         )
 
     def test_a_task_without_parameters_has_none_to_choose(self):
-        """The message says that there are none."""
         assert misfit(nothing, unique_on=("a",)).endswith("is no parameter; parameters: none")
 
     def test_it_does_not_go_with_a_lock_key(self):
@@ -293,8 +266,6 @@ class TestTemplate:
         ],
     )
     def test_fields_are_filled_from_the_bound_arguments(self, template, args, name):
-        """Attributes and items are followed, format specs applied; the result is the whole name."""
-
         def body(a, b=2):
             pass
 
@@ -311,18 +282,15 @@ class TestTemplate:
         | st.datetimes()
     )
     def test_client_and_worker_agree(self, value):
-        """What a field prints does not change on the way to a worker."""
         names = TEMPLATE_OF_BILL
         args = ({1: [value]},)
         assert names.name(args, None) == names.name(*on_worker(args, {}))
 
     def test_variable_arguments_have_names_too(self):
-        """The names of ``*args`` and ``**kwargs`` and the keywords in them can be used."""
         names = namer(fetch, lock_key="{paths[0]}:{headers[etag]}:{headers.etag}:{etag}")
         assert name_of(names, "u", "p", etag=7) == "p:7:7:7"
 
     def test_a_keyword_that_was_not_passed_is_refused(self):
-        """A call without what makes the name has none."""
         message = refusal(namer(fetch, lock_key="{etag}"), "u")
         assert message == (
             "Task 'shop.task': field {etag} of lock_key cannot be read (KeyError); "
@@ -349,7 +317,6 @@ class TestTemplate:
         ],
     )
     def test_a_field_that_cannot_be_printed_is_named(self, field, value, why):
-        """Missing parts, methods, containers and objects are refused by field name."""
         message = refusal(namer(bill, lock_key=f"x:{{{field}}}"), value)
         assert message.startswith(f"Task 'shop.task': field {{{field}}} of lock_key {why}")
         assert "secret-value" not in message
@@ -373,12 +340,10 @@ class TestTemplate:
         assert refusal(namer(bill, lock_key="{invoice_id}"), "") == expected
 
     def test_a_name_that_is_no_text_is_refused(self):
-        """Lone surrogates cannot be sent to a lock node."""
         message = refusal(namer(bill, lock_key="{invoice_id}"), "\ud83d")
         assert message == "Task 'shop.task': lock_key gave a lock name with lone surrogates"
 
     def test_an_unknown_argument_is_refused_with_the_nearest(self):
-        """The message has task, option, value, the nearest name and all names."""
         assert misfit(bill, lock_key="x:{invoce_id.a}") == (
             "Task 'shop.task': lock_key='x:{invoce_id.a}' names 'invoce_id', which is no "
             "parameter; did you mean 'invoice_id'? parameters: invoice_id, dry_run"
@@ -407,7 +372,6 @@ class TestTemplate:
         ],
     )
     def test_what_is_no_template_is_refused_at_registration(self, template, why):
-        """Bad syntax, positions, calls, private names never reach a running task."""
         message = misfit(bill, lock_key=template)
         assert message.startswith(f"Task 'shop.task': lock_key={template!r} is ")
         assert why in message
@@ -441,7 +405,6 @@ class TestTemplate:
 
     @pytest.mark.parametrize("template", ["{a}{b}", "{a}x{b}", "{a}1{b}", "{a}%{b}", "{a}:{b}{a}"])
     def test_fields_that_run_together_are_warned_of(self, template, caplog):
-        """Nothing that is encoded could tell where one ends."""
         namer(pair, lock_key=template)
         (record,) = caplog.records
         assert record.levelname == "WARNING"
@@ -450,7 +413,6 @@ class TestTemplate:
 
     @pytest.mark.parametrize("template", ["{a}:{b}", "x{a}y", "{a}, and {b}1", "x", "{a}a-{b}"])
     def test_others_are_not(self, template, caplog):
-        """One field alone, or two with something between them."""
         namer(pair, lock_key=template)
         assert caplog.records == []
 
@@ -474,14 +436,12 @@ class TestTemplate:
         ],
     )
     def test_other_numbers_are_formatted(self, spec, value, name):
-        """A price, what is no number, and without a format what is short as it is."""
         found = name_of(namer(bill, lock_key="{invoice_id:" + spec + "}"), Decimal(value))
         assert found == name
 
 
 class TestCallable:
     def test_it_gets_the_raw_arguments(self):
-        """The call is passed as it came, nothing bound and no default filled in."""
         seen = []
 
         def key(*call):
@@ -500,19 +460,16 @@ class TestCallable:
         assert kwargs == {"dry_run": True}
 
     def test_one_that_celery_bound_to_the_task_gets_the_task_once(self):
-        """A function among the task's options comes back as its method."""
         task = task_of(bill, lock_key=lambda task, args, kwargs: f"{task.name}/{args[0]}")
         assert inspect.ismethod(task.lock_key)
         assert LockName.of_task(task, lock_key=task.lock_key).name((7,), {}) == "shop.task/7"
 
     def test_an_enum_of_str_counts_as_its_value(self):
-        """The name is a plain str."""
         name = name_of(namer(bill, lock_key=lambda task, args, kwargs: Colour.RED))
         assert (type(name), name) == (str, "red")
 
     @pytest.mark.parametrize("result", [None, 5, b"x", (), ("a", 5)])
     def test_anything_but_names_is_refused(self, result):
-        """The message names the type that came instead."""
         message = refusal(namer(bill, lock_key=lambda task, args, kwargs: result))
         kind = type(result).__name__
         assert message == (
@@ -528,7 +485,6 @@ class TestCallable:
         assert "empty lock name" in refusal(namer(bill, lock_key=lambda *_: ("a", "")))
 
     def test_an_empty_name_is_refused(self):
-        """An empty str is no name."""
         assert "empty lock name" in refusal(namer(bill, lock_key=lambda task, args, kwargs: ""))
 
     def test_its_failure_is_told_with_its_cause(self):
@@ -541,12 +497,10 @@ class TestCallable:
         assert isinstance(refused.value.__cause__, KeyError)
 
     def test_one_that_takes_other_arguments_is_refused_at_registration(self):
-        """A callable that can never be called is found early."""
         message = misfit(bill, lock_key=lambda args: "x")
         assert "must take (task, args, kwargs[, headers]): too many positional arguments" in message
 
     def test_one_that_takes_headers_gets_them(self):
-        """Copies, as of the arguments; another one is called without."""
         names = namer(bill, lock_key=lambda task, args, kwargs, headers: headers.pop("tenant"))
         headers = {"tenant": "a"}
         assert names.name((1,), {}, headers) == "a"
@@ -561,27 +515,22 @@ class TestCallable:
 
     @pytest.mark.parametrize("lock_key", [5, True])
     def test_anything_else_is_refused(self, lock_key):
-        """A lock key is a template, several, or a callable."""
         wrong = f"lock_key={lock_key!r} is neither a template, nor several, nor a callable"
         assert wrong in misfit(bill, lock_key=lock_key)
 
     @pytest.mark.parametrize("lock_key", [(), ("a", 5), (None,)])
     def test_several_are_templates(self, lock_key):
-        """One at least, and nothing else among them."""
         wrong = f"lock_key={lock_key!r} must be templates, one at least"
         assert wrong in misfit(bill, lock_key=lock_key)
         with pytest.raises(ConfigurationError, match="no_such"):
             namer(bill, lock_key=("all", "x:{no_such}"))
 
     def test_several_templates_make_several_names(self):
-        """In their order."""
         names = namer(bill, lock_key=("invoice:{invoice_id}", "all"))
         assert name_of(names, 7) == ("invoice:7", "all")
 
 
 def logged(body):
-    """Decorate a body as users do."""
-
     @functools.wraps(body)
     def wrapper(*args, **kwargs):
         return body(*args, **kwargs)
@@ -593,8 +542,6 @@ class TestKindsOfTask:
     @pytest.mark.parametrize("autoretry", [{}, {"autoretry_for": (ValueError,)}])
     @pytest.mark.parametrize("decorate", [lambda body: body, logged])
     def test_self_is_no_argument(self, autoretry, decorate):
-        """Bound or not, wrapped or not, retried or not: one call, one name."""
-
         def bound(self, a, b=2):
             pass
 
@@ -605,7 +552,6 @@ class TestKindsOfTask:
         assert name_of(names, 1) == name_of(namer(decorate(free), **autoretry), a=1, b=2)
 
     def test_a_class_based_task_has_a_name(self):
-        """``run`` of a class is a body like any other."""
         app = Celery("t", set_as_current=False)
 
         class Bill(app.Task):
@@ -639,18 +585,14 @@ class TestPydanticTasks:
 
     @pytest.fixture
     def pydantic(self):
-        """Return the optional package, or skip."""
         return pytest.importorskip("pydantic")
 
     @pytest.fixture
     def model(self, pydantic):
-        """Return a model with a default and a nested list."""
         return pydantic.create_model("Order", id=(int, ...), notes=(list[int], []))
 
     @pytest.fixture
     def ship(self, model):
-        """Return a body that takes a model."""
-
         def body(order, fast=False):  # noqa: FBT002 - a user's task
             pass
 
@@ -660,8 +602,6 @@ class TestPydanticTasks:
     @pytest.mark.parametrize("bind", [False, True])
     @pytest.mark.parametrize("autoretry", [{}, {"autoretry_for": (ValueError,)}])
     def test_a_model_and_all_that_becomes_it_have_one_name(self, model, bind, autoretry):
-        """Model, dict, dict of text, with and without defaults: one validated form."""
-
         def free(order, fast=False):  # noqa: FBT002 - a user's task
             pass
 
@@ -677,7 +617,6 @@ class TestPydanticTasks:
 
     @since(5, 7, "models among the arguments are dumped when a task is published")
     def test_the_name_is_that_of_what_celery_sends(self, model, ship):
-        """The wire form that Celery makes of a model has the model's name."""
         task = task_of(ship, pydantic=True)
         names = LockName.of_task(task)
         args, kwargs = task._dump_pydantic_arguments((model(id=1, notes=[2]),), {})
@@ -686,7 +625,6 @@ class TestPydanticTasks:
 
     @pytest.mark.parametrize("optional", ["Order | None", "typing.Optional[Order]", "Order"])
     def test_annotations_are_resolved_as_celery_does(self, model, ship, optional, monkeypatch):
-        """Optional models and postponed annotations are validated; None is left alone."""
         monkeypatch.setitem(ship.__globals__, "Order", model)
         monkeypatch.setitem(ship.__globals__, "typing", __import__("typing"))
         ship.__annotations__ = {"order": optional}
@@ -696,14 +634,12 @@ class TestPydanticTasks:
 
     @pytest.mark.parametrize("annotation", [list[int], "Order | int | None", "NotKnown", int])
     def test_other_annotations_are_left_alone(self, model, ship, annotation, monkeypatch):
-        """What Celery does not validate is taken as it is."""
         monkeypatch.setitem(ship.__globals__, "Order", model)
         ship.__annotations__ = {"order": annotation}
         names = namer(ship, pydantic=True)
         assert name_of(names, {"id": "1"}) != name_of(names, {"id": 1})
 
     def test_a_task_without_pydantic_validates_nothing(self, ship):
-        """An annotation alone is a hint to readers."""
         names = namer(ship)
         assert name_of(names, {"id": "1"}) != name_of(names, {"id": 1})
 
@@ -713,7 +649,6 @@ class TestPydanticTasks:
         assert name_of(names, {"id": "1"}) == name_of(names, {"id": 1})
 
     def test_validators_get_the_context_that_celery_gives_them(self, pydantic):
-        """``pydantic_context``, the app and the task's name are there while naming."""
         seen = []
 
         class Order(pydantic.BaseModel):
@@ -733,15 +668,12 @@ class TestPydanticTasks:
         assert seen == [{"tenant": 7, "celery_app": task.app, "celery_task_name": "shop.task"}]
 
     def test_a_refused_model_is_named_without_its_value(self, ship):
-        """The message has the argument, the path within, and pydantic's word for it."""
         message = refusal(namer(ship, pydantic=True), {"id": 1, "notes": [1, "secret-value"]})
         assert message == (
             "Task 'shop.task': argument `order.notes[1]` is refused by Order (int_parsing)"
         )
 
     def test_a_validator_that_fails_is_a_refusal(self, pydantic):
-        """Whatever a validator raises, the call has no name."""
-
         class Order(pydantic.BaseModel):
             @pydantic.model_validator(mode="before")
             @classmethod
@@ -756,12 +688,10 @@ class TestPydanticTasks:
         assert message == "Task 'shop.task': argument `order` is refused by Order (RuntimeError)"
 
     def test_only_what_makes_the_name_is_validated(self, ship):
-        """An argument that is not part of the key may be anything."""
         names = namer(ship, unique_on=("fast",), pydantic=True)
         assert name_of(names, {"nonsense": 1}) == name_of(names, {"id": 1})
 
     def test_a_template_reads_the_validated_model(self, model, ship):
-        """Attributes work on both sides, with types and defaults of the model."""
         names = namer(ship, lock_key="{order.id:03d}", pydantic=True)
         assert {name_of(names, form) for form in (model(id=7), {"id": "7"})} == {"007"}
         assert "argument `order.id` is refused by Order (missing)" in refusal(names, {})
@@ -781,7 +711,6 @@ TEMPLATE_OF_BILL = namer(bill, lock_key="x:{invoice_id[1][0]}")
 
 class TestHeaders:
     def test_of_a_default_name_they_are_a_part(self):
-        """Each value makes another; without any the name is what it was."""
         for names in (namer(pair), namer(pair, unique_on=()), namer(pair, unique_on=("a",))):
             found = {
                 names.name((1, 2), {}, headers)
@@ -792,10 +721,8 @@ class TestHeaders:
         assert namer(pair, unique_on=()).name((1, 2), {}) == "shop.task"
 
     def test_of_a_template_they_are_none(self):
-        """It says all that makes the name."""
         assert namer(pair, lock_key="{a}").name((1, 2), {}, {"t": "a"}) == "1"
 
     def test_one_that_is_no_json_is_refused(self):
-        """Its value is not repeated."""
         with pytest.raises(LockKeyError, match=r"header `\.t` is of type object"):
             namer(pair).name((1, 2), {}, {"t": object()})

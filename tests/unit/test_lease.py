@@ -28,7 +28,6 @@ drifts = st.floats(0, 0.49)
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands still, in the place of the real one."""
     fake = FakeClock()
     monkeypatch.setattr("celery_redlock.lock.clock.now", fake)
     return fake
@@ -36,13 +35,11 @@ def clock(monkeypatch):
 
 @pytest.mark.parametrize(("nodes", "needed"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (7, 4)])
 def test_a_quorum_is_more_than_half(nodes, needed):
-    """The table of small clusters."""
     assert quorum(nodes) == needed
 
 
 @given(nodes=counts)
 def test_two_quorums_overlap(nodes):
-    """Any two majorities of one cluster share a node, and there is always one to be had."""
     assert 2 * quorum(nodes) > nodes >= quorum(nodes)
 
 
@@ -54,7 +51,6 @@ def test_no_smaller_number_would_do(nodes):
 
 @given(started=instants, ttl=ttls, drift=drifts, slow=st.floats(0, 10), slower=st.floats(0, 10))
 def test_a_slower_round_leaves_less(started, ttl, drift, slow, slower):
-    """The end of a lease depends on when its round began, so a slow one only eats into it."""
     until = valid_until(started, ttl, drift)
     left = [until - (started + took) for took in sorted((slow, slower))]
     assert left[0] >= left[1]
@@ -62,7 +58,6 @@ def test_a_slower_round_leaves_less(started, ttl, drift, slow, slower):
 
 @given(started=instants, ttl=ttls, drift=drifts)
 def test_a_lease_is_trusted_for_less_than_its_keys_stand(started, ttl, drift):
-    """Even without drift a lease ends before keys that were set the moment it began."""
     assert valid_until(started, ttl, drift) < started + ttl
 
 
@@ -77,7 +72,6 @@ def test_the_drift_factor_covers_what_it_says(ttl, drift, fast, slow):
 
 @given(started=instants, ttl=ttls, drift=drifts)
 def test_renewal_is_due_while_the_lease_is_good(started, ttl, drift):
-    """A third of the TTL is gone when renewal is due, and the lease is not."""
     assert started < renew_at(started, ttl) < valid_until(started, ttl, drift)
 
 
@@ -89,13 +83,11 @@ def test_a_useful_lease_outlives_a_third(ttl):
 
 @given(max_ttl=ttls, drift=drifts)
 def test_quarantine_outlives_every_forgotten_lease(max_ttl, drift):
-    """By a node's clock that is fast by the drift factor, no lease lasts as long as quarantine."""
     assert quarantine_for(max_ttl, drift) / (1 + drift) > valid_until(0.0, max_ttl, drift)
 
 
 @given(wall=st.integers(0, 2**41 - 1), seen=st.integers(0, 2**53 - 2))
 def test_a_fence_proposal_grows(wall, seen):
-    """A proposal is above all that was seen and not below the wall clock."""
     proposal = fence_proposal(wall, seen)
     assert proposal > seen
     assert proposal >= wall << 12
@@ -103,7 +95,6 @@ def test_a_fence_proposal_grows(wall, seen):
 
 @given(wall=st.integers(0, 2**41 - 1), later=st.integers(0, 10**6), seen=st.integers(0, 2**53 - 2))
 def test_a_later_proposal_is_no_smaller(wall, later, seen):
-    """Proposals never fall as time passes, and rise once each is seen."""
     first = fence_proposal(wall, seen)
     assert fence_proposal(wall + later, seen) >= first
     assert fence_proposal(wall + later, first) > first
@@ -116,7 +107,6 @@ def test_fences_fit_a_double_until_2039():
 
 
 def test_a_lease_tells_what_remains(clock):
-    """What is left is counted by our clock, and never less than nothing."""
     lease = lease_of(clock, valid_until=clock() + 10.0)
     clock.advance(4.0)
     assert lease.remaining() == 6.0
@@ -125,13 +115,11 @@ def test_a_lease_tells_what_remains(clock):
 
 
 def test_a_lease_cannot_be_changed(clock):
-    """A lease is a fact; extending gives another one."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         lease_of(clock).valid_until = 2e9
 
 
 def test_a_lease_hides_its_token(clock):
-    """Whoever logs a lease does not log the proof of ownership."""
     lease = lease_of(clock, info={"pid": 7})
     assert lease.token not in repr(lease)
 

@@ -22,8 +22,6 @@ SUBSCRIBED = [b"subscribe", b"redlock:wake:x", 1]
 
 
 class ScriptedConnection:
-    """A connection on which a node says what a test has it say."""
-
     def __init__(self, *replies):
         self.replies = queue.Queue()
         for reply in replies:
@@ -34,24 +32,19 @@ class ScriptedConnection:
         self._sock = None
 
     def connect(self):
-        """Connect."""
         self.is_open = True
         self._sock = self
 
     def disconnect(self):
-        """Hang up."""
         self.is_open = False
 
     def shutdown(self, how):
-        """Have whoever reads see the end, as of a socket."""
         self.replies.put(ConnectionError("closed"))
 
     def send_command(self, *words, check_health=True):
-        """Note what is sent."""
         self.sent.append(words)
 
     def can_read(self, timeout=0):
-        """Wait for something to read."""
         self.looks += 1
         ends = time.monotonic() + timeout
         while self.replies.empty() and time.monotonic() < ends:
@@ -59,7 +52,6 @@ class ScriptedConnection:
         return not self.replies.empty()
 
     def read_response(self, *, disable_decoding=False):
-        """Return or raise what the node says."""
         assert disable_decoding
         reply = self.replies.get(timeout=60)
         if isinstance(reply, Exception):
@@ -68,20 +60,16 @@ class ScriptedConnection:
 
 
 class ScriptedNode:
-    """A node by its address: connections that are made of it, one after the other."""
-
     def __init__(self, number, *first):
         self.label = f"node-{number}"
         self.first = first or (SUBSCRIBED,)
         self.made = []
 
     def connection(self):
-        """Return another connection."""
         self.made.append(ScriptedConnection(*self.first))
         return self.made[-1]
 
     def say(self, message=LINE):
-        """Say that a lock was released, or something else."""
         eventually(lambda: self.made and self.made[-1].sent, "a subscription")
         release = b"12345678" if message in {LINE, OTHER} else b""
         self.made[-1].replies.put([b"message", b"redlock:wake:x", release + message])
@@ -89,7 +77,6 @@ class ScriptedNode:
 
 @pytest.fixture
 def nodes(monkeypatch):
-    """Three nodes; nothing takes long."""
     monkeypatch.setattr(module, "LOOK_EVERY", 0.02)
     monkeypatch.setattr(module, "SHORTEST_BACKOFF", 0.01)
     return [ScriptedNode(number) for number in range(3)]
@@ -97,7 +84,6 @@ def nodes(monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The time of the listener, moved by hand."""
     clock = FakeClock()
     monkeypatch.setattr(module, "clock", SimpleNamespace(now=clock, jitter=module.clock.jitter))
     return clock
@@ -114,19 +100,16 @@ def ears(nodes):
 
 
 def wait_for(ears, line=LINE):
-    """Have a thread wait for a lock."""
     waiting = ThreadWaiting(line, 1.7e9)
     ears.enter(waiting)
     return waiting
 
 
 def listening():
-    """Return the threads that listen to a node."""
     return [t for t in threading.enumerate() if t.name.startswith("redlock-listen-node-")]
 
 
 def test_nothing_is_connected_before_somebody_waits(ears, nodes):
-    """And then one connection per node, however many wait."""
     assert not listening()
     for line in (LINE, LINE, OTHER):
         wait_for(ears, line)
@@ -138,7 +121,6 @@ def test_nothing_is_connected_before_somebody_waits(ears, nodes):
 
 
 def test_what_the_nodes_say_wakes_who_waits(ears, nodes):
-    """Each node has one word, and what is none of ours is let pass."""
     one, other = wait_for(ears), wait_for(ears, OTHER)
     for message in (b"", b"nonsense", b"redlock:line:c"):
         for node in nodes:
@@ -168,7 +150,6 @@ def test_one_node_counts_after_its_round_trip(nodes):
 
 
 def test_who_left_is_not_woken_and_others_are(ears, nodes):
-    """What was said to it before is nothing to them."""
     gone, other = wait_for(ears), wait_for(ears, OTHER)
     nodes[0].say()
     ears.leave(gone)
@@ -180,7 +161,6 @@ def test_who_left_is_not_woken_and_others_are(ears, nodes):
 
 
 def test_a_node_that_hangs_up_is_connected_again(ears, nodes):
-    """What it says then counts as before."""
     one = wait_for(ears)
     nodes[0].say()
     eventually(lambda: nodes[1].made and nodes[1].made[0].sent, "a subscription")
@@ -234,7 +214,6 @@ def test_a_silent_node_is_pinged_and_then_dropped(ears, nodes, clock):
 
 
 def test_when_nobody_waits_any_more_the_connections_go(clock, ears, nodes, monkeypatch):
-    """After a while; whoever waits then is heard again."""
     monkeypatch.setattr(module, "IDLE", 5.0)
     gone = wait_for(ears)
     eventually(lambda: all(node.made and node.made[0].looks for node in nodes), "looks")
@@ -255,7 +234,6 @@ def test_when_nobody_waits_any_more_the_connections_go(clock, ears, nodes, monke
 
 
 def test_a_closed_listener_hears_nothing_until_somebody_waits_again(ears, nodes):
-    """As the connections for locks do."""
     wait_for(ears)
     eventually(lambda: all(node.made and node.made[0].sent for node in nodes), "subscriptions")
     ears.close()
@@ -289,7 +267,6 @@ def test_who_is_struck_before_it_listens_leaves_it_to_the_next(ears, nodes, monk
 
 
 def test_two_that_come_at_once_listen_once(ears, nodes):
-    """The second thread of a node ends at once."""
     ears._start(0)
     for line in (LINE, OTHER):
         wait_for(ears, line)
@@ -299,8 +276,6 @@ def test_two_that_come_at_once_listen_once(ears, nodes):
 
 
 def test_out_of_threads_everybody_comes_by_itself(ears, monkeypatch):
-    """It is tried again with the next one that waits."""
-
     def fail(_self):
         msg = "can't start new thread"
         raise RuntimeError(msg)
@@ -330,7 +305,6 @@ def test_a_child_has_ears_of_its_own_and_closes_its_copies(ears, nodes):
 
 
 def test_one_node_is_a_majority_of_one():
-    """As everywhere."""
     node = ScriptedNode(0)
     ears = Listener(
         [SimpleNamespace(label=node.label, connection=node.connection)], "redlock", lambda _: 60.0

@@ -28,7 +28,6 @@ VALUES = {"str": HOSTILE, "float": 1.5, "int": 1, "int | None": 1}
 
 
 def hostile(kind):
-    """Return an event whose texts somebody else chose."""
     known = {"holder": HOLDER, "votes": {"lock-1:6379/0": HOSTILE}}
     fields = dataclasses.fields(kind)
     return kind(**{it.name: known.get(it.name, VALUES.get(it.type)) for it in fields})
@@ -36,7 +35,6 @@ def hostile(kind):
 
 @pytest.fixture
 def written():
-    """Return what stands in a log file once something has been logged."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
@@ -71,7 +69,6 @@ def test_the_words_of_every_module_are_one_line(written):
 
 
 def test_no_module_has_a_logger_of_another_kind():
-    """Each asks the one place for it."""
     root = Path(celery_redlock.__file__).parent
     others = [path for path in root.rglob("*.py") if "logging.getLogger" in path.read_text()]
     assert others == [root / "process" / "log.py"]
@@ -94,7 +91,6 @@ def test_a_long_message_is_cut(written):
 
 @pytest.mark.parametrize("letter", ["n", "ä", "漢", "\ud800"])
 def test_what_is_cut_is_short_and_told_apart(letter):
-    """Counted in bytes, and never within a character."""
     for length in (1, 40, 254, 255, 256, 5000):
         text = letter * length
         part = log.cut(text, 255)
@@ -135,14 +131,11 @@ def test_a_usual_traceback_is_left_to_the_handlers(caplog):
 
 
 class Broken:
-    """Has no text."""
-
     def __str__(self):
         raise ValueError("no text")
 
 
 def test_an_empty_text_is_left_alone(written):
-    """Of an error that says nothing, or nothing but newlines."""
     for said in ("", "\n", "\n\n\x00"):
         try:
             raise OSError(said)  # noqa: TRY301
@@ -216,7 +209,6 @@ def test_a_child_can_write_to_a_log_that_a_thread_was_writing_to(tmp_path, hooks
 
 
 def test_a_fork_waits_no_longer_than_a_while_for_a_handler_that_hangs(monkeypatch):
-    """And gives back what it got of the others."""
     monkeypatch.setattr(log, "LONGEST_WRITE", 0.1)
     free, hangs = threading.RLock(), threading.RLock()
     monkeypatch.setattr(log, "locks_of_handlers", lambda: [free, hangs])

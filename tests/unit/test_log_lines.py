@@ -52,7 +52,6 @@ REFUSALS = {
 
 @pytest.mark.parametrize("kind", REFUSALS, ids=lambda kind: kind.__name__)
 def test_a_refusal_is_one_line_that_says_who_holds_the_lock(records, kind):
-    """Which task, process and host, and for how long; and the same as fields."""
     more, words = REFUSALS[kind]
     (record,) = records(kind(**TAKEN, **more, holder=HOLDER), logging.INFO)
     is_usual = kind in (events.TaskSkipped, events.TaskQueued)
@@ -79,7 +78,6 @@ def test_a_refusal_is_one_line_that_says_who_holds_the_lock(records, kind):
 
 @pytest.mark.parametrize("kind", REFUSALS, ids=lambda kind: kind.__name__)
 def test_without_a_quorum_nobody_is_named(records, kind):
-    """Nobody knows who holds it, if anybody does."""
     more, words = REFUSALS[kind]
     (record,) = records(kind(**NO_QUORUM, **more))
     assert record.getMessage() == f"{words}no quorum of lock nodes for lock 'key'"
@@ -149,7 +147,6 @@ def test_that_there_is_no_quorum_is_said_once_a_minute_for_each_lock(caplog, mon
 
 
 def test_a_conflict_is_told_by_what_becomes_of_the_task(records):
-    """As no quorum is."""
     assert not records(events.LockConflict("key", HOLDER, 0.1, task="t", task_id="me"), 30)
 
 
@@ -172,7 +169,6 @@ def test_no_field_tells_a_token(records):
 
 
 def test_what_is_not_logged_costs_nothing(records, monkeypatch):
-    """No fields are gathered for a line that nobody reads."""
     from celery_redlock.observers import logging as module
 
     monkeypatch.setattr(module, "fields_of", None)
@@ -180,7 +176,6 @@ def test_what_is_not_logged_costs_nothing(records, monkeypatch):
 
 
 def test_the_level_of_a_skip_is_a_setting(caplog):
-    """It is the normal outcome for one, and worth a warning for another."""
     caplog.set_level(logging.DEBUG, "celery_redlock")
     for level in ("DEBUG", "INFO", "WARNING", "ERROR"):
         caplog.clear()
@@ -189,7 +184,6 @@ def test_the_level_of_a_skip_is_a_setting(caplog):
 
 
 def test_a_node_is_told_of_when_it_goes_and_when_it_comes_back(caplog):
-    """Once each: at first all are up, and that is no news."""
     caplog.set_level(logging.INFO, "celery_redlock")
     log, up, down = Log(), events.NodeUp("a"), events.NodeDown("a", "refused")
     for event in (up, up, down, down, up, up):

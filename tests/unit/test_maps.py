@@ -14,7 +14,6 @@ ELEMENT = {"map": lambda n: n, "starmap": lambda n: (n,)}
 
 @pytest.fixture
 def app():
-    """An app whose locks are in memory, and that notes under which lock each body ran."""
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.redlock_ttl = 8
     app.ran = []
@@ -23,15 +22,12 @@ def app():
 
 @pytest.fixture
 def quorum(app):
-    """Return the nodes."""
     with memory_quorum(app) as quorum:
         yield quorum
 
 
 @pytest.fixture
 def declare(app):
-    """Declare a task that bills a customer."""
-
     def declare(**options):
         @app.task(base=RedlockTask, name="shop.bill", shared=False, lock_key="c:{n}", **options)
         def bill(n):
@@ -45,7 +41,6 @@ def declare(app):
 
 @pytest.mark.parametrize("how", ["map", "starmap"])
 def test_each_element_has_its_lock(app, quorum, declare, how):
-    """And what is held by somebody else is refused, as its policy says."""
     bill = declare()
     elements = [ELEMENT[how](n) for n in (1, 2, 3, 1)]
     with quorum.hold("c:2"):
@@ -58,7 +53,6 @@ def test_each_element_has_its_lock(app, quorum, declare, how):
 
 
 def test_chunks_are_made_of_starmaps(app, quorum, declare):
-    """So each of their elements has its lock, too."""
     app.conf.task_always_eager = True
     bill = declare()
     with quorum.hold("c:2"):
@@ -78,8 +72,6 @@ def test_an_element_that_cannot_come_later_fails_the_whole(app, quorum, declare,
 
 @pytest.mark.parametrize("error", [ValueError, Ignore, Reject])
 def test_what_an_element_raises_ends_the_whole(app, quorum, error):
-    """As with a plain task."""
-
     @app.task(base=RedlockTask, name="shop.bill", shared=False)
     def bill(n):
         app.ran.append(n)
@@ -94,8 +86,6 @@ def test_what_an_element_raises_ends_the_whole(app, quorum, error):
 
 
 def test_a_direct_call_within_an_element_is_one(app, quorum):
-    """The body of an element may call its task, or another one, as any body may."""
-
     @app.task(base=RedlockTask, name="shop.inner", shared=False)
     def inner(n):
         return current_lock().name
@@ -108,7 +98,6 @@ def test_a_direct_call_within_an_element_is_one(app, quorum):
 
 
 def test_a_class_of_its_own_is_called_once(app, quorum):
-    """Its ``__call__`` runs under the lock of the element."""
     calls = []
 
     class Base(RedlockTask):
@@ -127,8 +116,6 @@ def test_a_class_of_its_own_is_called_once(app, quorum):
 
 
 def test_without_locks_elements_are_called_as_celery_does(app, declare):
-    """In suites that switch them off, and for tasks that have none."""
-
     @app.task(name="shop.plain", shared=False)
     def plain(n):
         return n

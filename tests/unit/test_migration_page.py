@@ -57,7 +57,6 @@ def folder_of(package):
 
 
 def trees(package):
-    """Return the syntax trees of the files of *package* that read options."""
     folder = folder_of(package)
     with warnings.catch_warnings():  # their escape sequences are theirs
         warnings.simplefilter("ignore")
@@ -65,7 +64,6 @@ def trees(package):
 
 
 def read_by(package):
-    """Return the names of all options, settings and attributes that *package* reads."""
     found = set()
     for node in (node for tree in trees(package) for node in ast.walk(tree)):
         if isinstance(node, ast.Call) and node.args:
@@ -82,12 +80,10 @@ def read_by(package):
 
 
 def section(package):
-    """Return the part of the page about *package*."""
     return PAGE.read_text().partition(f"\n## {SECTIONS[package]}\n")[2].partition("\n## ")[0]
 
 
 def in_table(package):
-    """Return all words in the first column of the tables about *package*."""
     rows = [line for line in section(package).splitlines() if line.startswith("| ")]
     cells = [row.split(" | ")[0] for row in rows]
     return {word for cell in cells for code in re.findall(r"`([^`]+)`", cell)
@@ -96,7 +92,6 @@ def in_table(package):
 
 @pytest.mark.parametrize("package", SECTIONS)
 def test_every_option_that_a_library_reads_is_in_the_table(package):
-    """What its own source looks up has a row: options, settings, and attributes of its class."""
     options = read_by(package)
     if package == "redbeat":  # those of the connection are redis-py's
         options = {name for name in options if name.startswith("redbeat_")}
@@ -106,7 +101,6 @@ def test_every_option_that_a_library_reads_is_in_the_table(package):
 
 @pytest.mark.parametrize(("package", "base"), BASES.items())
 def test_every_attribute_and_method_of_a_class_is_in_the_table(package, base):
-    """What a task of theirs has, and one of Celery's has not, and is not private."""
     (cls,) = (
         node
         for tree in trees(package)

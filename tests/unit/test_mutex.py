@@ -30,20 +30,13 @@ def trip(number):
 
 
 class Struck(RLOCK):
-    """
-    One that signals strike as it is taken.
-
-    Attributes:
-        signals: That arrive after it was taken, in the same call of C.
-        before: What is called before it is taken.
-    """
+    """One that `signals` strike after it was taken, in the same call of C."""
 
     signals = ()
     before = ()
 
     @property
     def acquire(self):
-        """Take it, and have signals arrive; all in one call of C."""
         steps = [*self.before, super().acquire, *map(trip, self.signals)]
         return functools.partial(sum, map(operator.methodcaller("__call__"), steps))
 
@@ -57,8 +50,6 @@ class Careless(Struck):
 
 @pytest.fixture(autouse=True)
 def _signals():
-    """Have two signals raise."""
-
     def strike(*_):
         raise Stop
 
@@ -69,7 +60,6 @@ def _signals():
 
 
 def is_free(mutex):
-    """Return whether another thread can take *mutex*."""
     found = []
 
     def take():
@@ -84,7 +74,6 @@ def is_free(mutex):
 
 
 def enter(mutex):
-    """Take *mutex*, and be struck."""
     with pytest.raises(Stop), mutex:
         pytest.fail("the body was reached")
 
@@ -140,7 +129,6 @@ def test_a_body_that_is_over_is_not_hit_on_the_way_into_the_mutex():
 
 
 def test_real_signals_leave_it_free():
-    """Whatever this Python does, and whenever they come."""
     mutex = new_mutex()
     strikes = 0
 

@@ -19,7 +19,6 @@ PUBLISH = "0" * 32
 
 @pytest.fixture
 def app(monkeypatch):
-    """An app with locks in memory that publishes into a list."""
     app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.sent = []
 
@@ -34,7 +33,6 @@ def app(monkeypatch):
 
 
 def deliver(task, *args, **fields):
-    """Deliver a message as a worker's child does."""
     header = {"v": 1, "task_id": "me", "id": PUBLISH}
     request = {"id": "me", "task": task.name, "retries": 0, "hostname": "w", "redlock": header}
     request |= {"is_eager": False, "delivery_info": {"routing_key": "celery"}, **fields}
@@ -42,19 +40,16 @@ def deliver(task, *args, **fields):
 
 
 def stored(app, kind):
-    """Return the keys of *kind* on the first node, and what they hold."""
     store = app.quorum.nodes[0].model.keyspace.store
     return {key: held for key, held in store.items() if f":{kind}:".encode() in key}
 
 
 def is_done(app):
-    """Return whether the one marker on the first node says so."""
     (held,) = stored(app, "marker").values()
     return b"done" in repr(held).encode()
 
 
 def test_a_call_under_the_tasks_own_id_takes_nothing_from_it(app):
-    """It is no execution, and its end is not that of the task."""
     locks = []
 
     @app.task(base=RedlockTask, bind=True, name="bill", acks_late=True, shared=False)

@@ -27,7 +27,6 @@ recorded = pytest.mark.skipif(not RECORDED, reason="`compatibility.next_debian -
 
 @recorded
 def test_no_test_failed_there():
-    """Nor was any left out because a server was missing."""
     assert page.is_well(RECORDED)
     assert RECORDED["tests"] == list(TESTS)
     assert RECORDED["passed"] > 1000
@@ -35,7 +34,6 @@ def test_no_test_failed_there():
 
 @recorded
 def test_it_is_about_today_s_versions():
-    """Of Python, and of each server that the tests start."""
     found = RECORDED["found"]
     assert set(STARTED.values()) <= set(found)
     wanted = {
@@ -51,7 +49,6 @@ def test_it_is_about_today_s_versions():
 
 @recorded
 def test_a_failure_would_stand_out_on_the_page():
-    """In bold type; and without a record the page says so."""
     told = {**page.read(), "next_debian": {**RECORDED, "failed": 2}}
     assert any(line.startswith("\n**") and "2 failed" in line for line in page.next_debian(told))
     assert list(page.next_debian({})) == ["Not yet recorded."]
@@ -61,7 +58,6 @@ def test_a_failure_would_stand_out_on_the_page():
 
 
 def test_who_is_not_root_is_told(monkeypatch, tmp_path, capsys):
-    """Before anything is made."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(CannotMake, match="need root"):
         Root(tmp_path / "root").make([])
@@ -71,7 +67,6 @@ def test_who_is_not_root_is_told(monkeypatch, tmp_path, capsys):
 
 
 def test_a_missing_debootstrap_is_told(monkeypatch, tmp_path):
-    """With what to install."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(CannotMake, match="no debootstrap and no setpriv and no unshare found"):
@@ -79,8 +74,6 @@ def test_a_missing_debootstrap_is_told(monkeypatch, tmp_path):
 
 
 def answering(monkeypatch, stdout):
-    """Have every program answer *stdout*."""
-
     def run(command, **_):
         return subprocess.CompletedProcess(command, 0, stdout=stdout)
 
@@ -98,14 +91,12 @@ def test_the_mirror_is_the_machine_s_own(monkeypatch):
 
 
 def test_apt_is_told_there_what_it_is_told_here(monkeypatch):
-    """How to get out; nothing of what the machine does with packages."""
     proxy = 'Acquire::http::Proxy "http://proxy.invalid:1";'
     answering(monkeypatch, f'APT "";\nAcquire::http "";\n{proxy}\nAPT::Sandbox::User "x";\n')
     assert debian_root.apt_settings().splitlines()[:-1] == [proxy]
 
 
 def test_pip_reaches_what_it_reaches_here(monkeypatch):
-    """Its settings become variables, the environment's own win, and of nothing else is told."""
     settings = "global.extra-index-url='one two'\nglobal.cert='/a'\ninstall.no-index='x'\n"
     answering(monkeypatch, f"{settings}:env:.cert='/b'\n")
     monkeypatch.setattr(os, "environ", {"PIP_CERT": "/b", "https_proxy": "p", "SECRET": "s"})
@@ -119,7 +110,6 @@ def test_pip_reaches_what_it_reaches_here(monkeypatch):
 
 
 def test_files_and_folders_that_settings_name_are_found(tmp_path):
-    """Of an index in a folder all of it, as its pages lead to files beside them."""
     (tmp_path / "index" / "simple").mkdir(parents=True)
     (tmp_path / "ca.crt").touch()
     settings = {"A": f"file://{tmp_path}/index/simple {tmp_path}/none", "B": f"{tmp_path}/ca.crt"}
@@ -130,7 +120,6 @@ def test_files_and_folders_that_settings_name_are_found(tmp_path):
 
 
 def test_the_counts_of_a_run_are_read():
-    """As pytest writes them."""
     suite = '<testsuite name="pytest" errors="1" failures="2" skipped="3" tests="10" time="1" />'
     told = counted(f'<?xml version="1.0"?><testsuites>{suite}</testsuites>')
     assert told == {"passed": 4, "failed": 2, "errors": 1, "skipped": 3}
@@ -146,7 +135,6 @@ def test_a_count_that_is_not_said_is_none():
 
 
 def test_a_cell_that_lacks_something_is_known():
-    """Its Python, or its Redis; Valkey comes with the package."""
     here = Programs({"3.11": "python3.11"}, {"Redis 7": "redis-server"})
     assert here.lacks(Cell("3.11", "5.7", "8", "Valkey 9", "on")) == []
     assert here.lacks(Cell("3.11", "5.7", "8", "Redis 7", "on")) == []
@@ -155,7 +143,6 @@ def test_a_cell_that_lacks_something_is_known():
 
 @pytest.mark.skipif(shutil.which("ldd") is None, reason="no ldd here")
 def test_a_program_is_brought_with_all_it_needs(tmp_path):
-    """The copy runs from any folder, by its own loader."""
     program = shutil.which("env")
     start = brought.bring(program, tmp_path / "there")
     done = subprocess.run([str(start), "A=1"], capture_output=True, text=True, check=True)
@@ -164,7 +151,6 @@ def test_a_program_is_brought_with_all_it_needs(tmp_path):
 
 
 def test_links_inside_of_a_root_lead_to_files_inside(tmp_path):
-    """From the root's top, or from where they are."""
     (tmp_path / "usr/lib").mkdir(parents=True)
     (tmp_path / "usr/lib/x.so.1").touch()
     (tmp_path / "lib").symlink_to("usr/lib")

@@ -30,15 +30,12 @@ def _nodes_as_the_test_says(monkeypatch):
 
 
 class Locks:
-    """Nodes that are as the test says."""
-
     def __init__(self, *answers):
         self.answers = list(answers)
         self.labels = ("a",)
         self.probes = 0
 
     def probe(self):
-        """Return the next answer; the last one for ever."""
         self.probes += 1
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
@@ -47,7 +44,6 @@ class Locks:
 
 
 def watch(locks, told=None):
-    """Return a watch over *locks*."""
     notify = [].append if told is None else told.append
     has = {"app": object(), "locks": locks, "notify": notify, "servers": object()}
     return NodeWatch(SimpleNamespace(**has, speaks_of_nodes=False))
@@ -65,7 +61,6 @@ def test_a_look_is_kept_and_told():
 
 @pytest.mark.parametrize("error", [ConfigurationError("no nodes"), OSError("out of descriptors")])
 def test_a_look_that_fails_does_not_end_the_watch(error, monkeypatch, caplog):
-    """The next look is as good as any other."""
     caplog.set_level("WARNING", "celery_redlock")
     monkeypatch.setattr("celery_redlock.task.worker.node_watch.LOOK_EVERY", 0.01)
     locks = Locks(error, [UP])
@@ -138,7 +133,6 @@ def test_a_node_that_answers_and_does_not_vote_is_down_once(monkeypatch):
 
 
 def test_a_look_holds_forks_off():
-    """While observers are told, too."""
     seen = []
 
     def told(_event):
@@ -221,7 +215,6 @@ NONE = "WARNING No lock can be granted"
     ],
 )
 def test_whether_locks_can_be_granted_is_said_once(looks, told, monkeypatch, caplog):
-    """At the start and when it changes; not where a node was not waited for."""
     monkeypatch.setattr(sys, "argv", ["/usr/bin/celery", "-A", "shop", "worker"])
     caplog.set_level("INFO", "celery_redlock")
     locks = Locks(*looks)
@@ -234,7 +227,6 @@ def test_whether_locks_can_be_granted_is_said_once(looks, told, monkeypatch, cap
 
 
 def test_keys_that_never_expire_are_counted_now_and_then(monkeypatch):
-    """From the second look on, once a minute, on nodes that answer; every measurement tells."""
     told, asked = [], []
 
     class Leaks:

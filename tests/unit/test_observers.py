@@ -25,7 +25,6 @@ NODES = ["redis://127.0.0.1:1/0"]
 
 
 def plugin_with(**conf):
-    """Return the plugin of an app with *conf*."""
     app = Celery("shop", set_as_current=False)
     app.conf.update(redlock_nodes=NODES, **conf)
     plugin = plugin_for(app)
@@ -34,7 +33,6 @@ def plugin_with(**conf):
 
 
 def settings_with(**conf):
-    """Return settings with *conf*."""
     return Settings.from_conf({"redlock_nodes": NODES, **conf})
 
 
@@ -47,7 +45,6 @@ def test_by_default_there_is_a_log_and_a_journal():
 
 
 def test_an_observer_is_a_word_a_callable_or_a_name():
-    """All are told, in their order."""
     heard = []
     plugin = plugin_with(redlock_observers=[heard.append, "logging", "math:sqrt"])
     assert plugin.observers[0] == heard.append
@@ -58,7 +55,6 @@ def test_an_observer_is_a_word_a_callable_or_a_name():
 
 
 def test_nobody_at_all_is_fine():
-    """An empty list turns all of them off."""
     plugin = plugin_with(redlock_observers=[])
     assert plugin.observers == ()
     plugin.notify(LockReleased("name", 1.0))
@@ -75,7 +71,6 @@ def test_nobody_at_all_is_fine():
     ],
 )
 def test_what_cannot_be_an_observer_is_refused_at_once(observers, told):
-    """With the setting's name, before anything runs."""
     with pytest.raises(ConfigurationError, match=f"redlock_observers.*{told}"):
         settings_with(redlock_observers=observers)
 
@@ -91,14 +86,12 @@ def test_what_cannot_be_an_observer_is_refused_at_once(observers, told):
     ],
 )
 def test_a_name_that_leads_nowhere_is_told(named, told):
-    """With the nearest one that does."""
     with pytest.raises(ConfigurationError, match=told):
         observer_of(named, plugin_with())
 
 
 @pytest.mark.parametrize("word", sorted(READY))
 def test_every_ready_observer_takes_an_event(word):
-    """Made from its word alone."""
     plugin = plugin_with()
     observer_of(word, plugin)(LockReleased("name", 1.0))
 
@@ -107,7 +100,6 @@ def test_every_ready_observer_takes_an_event(word):
     ("word", "package"), [("prometheus", "prometheus_client"), ("otel", "opentelemetry")]
 )
 def test_an_extra_that_is_missing_is_named(word, package):
-    """With what to install."""
     script = f"""
         import sys
         sys.modules[{package!r}] = None
@@ -157,7 +149,6 @@ def test_a_missing_directory_for_metrics_is_named(tmp_path):
 
 
 def test_changed_settings_have_other_observers():
-    """As for an app under test."""
     plugin = plugin_with(redlock_observers=[])
     assert plugin.observers == ()
     plugin.app.conf.redlock_observers = ["logging"]
@@ -175,7 +166,6 @@ def test_a_token_that_can_be_guessed_is_refused_and_not_repeated(token):
 
 
 def test_the_token_is_not_shown():
-    """Not even where settings are printed."""
     assert "sixteen-letters!" not in repr(settings_with(redlock_web_token="sixteen-letters!"))
 
 

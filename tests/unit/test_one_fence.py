@@ -32,7 +32,6 @@ class Steps:
         self.step = self.send(None)
 
     def send(self, answer):
-        """Go on to what is to be done next."""
         try:
             self.step = self.steps.send(answer)
         except StopIteration as end:
@@ -40,7 +39,6 @@ class Steps:
         return self.step
 
     def do(self):
-        """Ask or tell the nodes, and go on."""
         step = self.step
         if isinstance(step, Ask):
             return self.send([node.vote(step.request) for node in self.nodes])
@@ -50,23 +48,19 @@ class Steps:
         return self.send(None)
 
     def until(self, ends):
-        """Go on until *ends* is true of the next step."""
         while self.step is not None and not ends(self.step):
             self.do()
 
     def release(self):
-        """Release the lock on all nodes."""
         for node in self.nodes:
             node.vote(release_request(RULES, "k", self.lease.token))
 
 
 def confirms(step):
-    """Whether a step is to agree on a fence."""
     return isinstance(step, Ask) and step.request.script is RENEW
 
 
 def is_pause(step):
-    """Whether a step is a pause."""
     return isinstance(step, Sleep)
 
 
@@ -82,7 +76,6 @@ def see(node, moment):
 
 @pytest.fixture
 def clock():
-    """The clock of all."""
     return FakeClock(1.7e9)
 
 

@@ -21,15 +21,12 @@ NODES = ["redis://one:1/0", "redis://two:2/0", "redis://three:3/0"]
 
 @pytest.fixture
 def app():
-    """An app that is configured, and never connected."""
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.redlock_nodes = NODES
     return app
 
 
 def declare(app, base=RedlockTask, **options):
-    """Declare a task as a user does, and have it registered."""
-
     @app.task(base=base, name="shop.bill", shared=False, **options)
     def bill(invoice_id, *, dry_run=False):
         return invoice_id
@@ -37,8 +34,14 @@ def declare(app, base=RedlockTask, **options):
     return app.tasks["shop.bill"]
 
 
+def another_like(app):
+    """Return an app with the same settings, to declare the task there once more."""
+    other = Celery("other", broker="memory://", set_as_current=False)
+    other.conf.update(dict(app.conf.changes))
+    return other
+
+
 def options_of(task):
-    """Return the options as an execution of the task sees them."""
     return lock_of(task).options
 
 
@@ -59,7 +62,6 @@ BAD = {
 
 @pytest.mark.parametrize(("option", "value"), [(o, v) for o, vs in BAD.items() for v in vs])
 def test_a_value_that_makes_no_sense_is_refused_at_registration(app, option, value):
-    """The error comes when the task is declared, and names task, option and value."""
     with pytest.raises(ConfigurationError) as refused:
         declare(app, **{option: value})
     told = str(refused.value)
@@ -69,7 +71,6 @@ def test_a_value_that_makes_no_sense_is_refused_at_registration(app, option, val
 
 
 def test_a_time_may_be_a_timedelta(app):
-    """An option or a setting, or a policy's; what runs sees seconds, and errors name the option."""
     second = timedelta(seconds=1)
     app.conf.update(redlock_wait=3 * second, redlock_dedup_ttl=timedelta(hours=2))
     app.conf.redlock_on_unavailable = Retry(countdown=timedelta(minutes=1))
@@ -111,14 +112,11 @@ def test_a_misspelt_option_is_refused_at_registration(app, spelt, value, meant):
 
 @pytest.mark.parametrize("attribute", ["lock_timeout", "lock_expires", "lock_for"])
 def test_an_attribute_of_our_prefix_is_never_silently_ignored(app, attribute):
-    """What begins with ``lock_`` speaks to us; if we do not know it, the options are listed."""
     with pytest.raises(ConfigurationError, match=rf"{attribute}.*lock_ttl"):
         declare(app, **{attribute: 5})
 
 
 def test_a_misspelt_option_of_a_base_class_is_refused(app):
-    """Options are inherited, and so are the mistakes in them."""
-
     class Shop(RedlockTask):
         abstract = True
         lock_tll = 5
@@ -130,8 +128,6 @@ def test_a_misspelt_option_of_a_base_class_is_refused(app):
 @pytest.mark.parametrize("bad", [{"lock_tll": 5}, {"on_conflict": "skipp"}])
 @pytest.mark.parametrize("name", ["shop.bill", None])
 def test_a_task_written_as_a_class_is_checked_too(app, bad, name):
-    """``app.register_task`` refuses what the decorator refuses, also without a name."""
-
     def run(self, invoice_id):
         return invoice_id
 
@@ -141,7 +137,6 @@ def test_a_task_written_as_a_class_is_checked_too(app, bad, name):
 
 
 def test_attributes_of_users_and_of_celery_are_none_of_our_business(app):
-    """Celery takes any attribute; only what looks like an option of ours is refused."""
     task = declare(
         app, max_retries=7, rate_limit="1/s", owner="accounting", on_error_mail=True, key="x"
     )
@@ -162,7 +157,6 @@ def test_attributes_of_users_and_of_celery_are_none_of_our_business(app):
     ],
 )
 def test_options_for_uniqueness_that_make_no_sense_are_refused(app, options, words):
-    """At registration, with the option, the value and what to write instead."""
     with pytest.raises(ConfigurationError, match=words):
         declare(app, **options)
 
@@ -190,24 +184,19 @@ def test_a_callable_that_makes_several_names_does_not_go_with_unique_until(app):
     several = {"lock_key": lambda *_: ("a", "b"), "unique_until": "started"}
     with pytest.raises(LockKeyError, match="2 names, and unique_until reserves one"):
         declare(app, **several).lock_name((7,))
-    other = Celery("other", broker="memory://", set_as_current=False)
-    other.conf.update(dict(app.conf.changes))
     one = {"lock_key": lambda *_: ("a",), "unique_until": "started"}
-    assert declare(other, **one).lock_name((7,)) == "a"
+    assert declare(another_like(app), **one).lock_name((7,)) == "a"
 
 
 def test_options_for_uniqueness_have_defaults(app):
-    """Unset, a task takes no marker; a marker that nobody ends lives for an hour."""
     chosen = options_of(declare(app))
     assert (chosen.unique_until, chosen.on_duplicate, chosen.reruns) == (None, "join", False)
-    other = Celery("other", broker="memory://", set_as_current=False)
-    other.conf.update(dict(app.conf.changes))
+    other = another_like(app)
     chosen = options_of(declare(other, unique_until="finished", on_duplicate="rerun"))
     assert (chosen.unique_for, chosen.reruns) == (3600.0, True)
 
 
 def test_a_task_attribute_wins_over_the_setting(app):
-    """Each option of a task overrides the setting of the same meaning."""
     app.conf.update(
         redlock_ttl=20.0,
         redlock_wait=3.0,
@@ -223,11 +212,9 @@ def test_a_task_attribute_wins_over_the_setting(app):
     assert (by_setting.aborts_on_loss, by_setting.fence) == (False, False)
     assert by_setting.dedup_ttl == 60.0
 
-    other = Celery("other", broker="memory://", set_as_current=False)
-    other.conf.update(dict(app.conf.changes))
     by_task = options_of(
         declare(
-            other,
+            another_like(app),
             lock_ttl=10,
             lock_wait=0,
             on_conflict="fail",
@@ -244,7 +231,6 @@ def test_a_task_attribute_wins_over_the_setting(app):
 
 
 def test_without_a_word_the_defaults_hold(app):
-    """The defaults are those of the documentation."""
     options = options_of(declare(app))
     assert (options.ttl, options.wait, options.min_hold, options.dedup_ttl) == (30, 0, 0, 3600)
     assert (options.on_conflict, options.on_unavailable) == (Skip(), Reschedule())
@@ -252,14 +238,12 @@ def test_without_a_word_the_defaults_hold(app):
 
 
 def test_task_annotations_are_options(app):
-    """Celery's own ``task_annotations`` set our options like any attribute."""
     app.conf.task_annotations = {"shop.bill": {"lock_ttl": 7.0, "on_conflict": "fail"}}
     options = options_of(declare(app))
     assert (options.ttl, options.on_conflict) == (7.0, Fail())
 
 
 def test_task_annotations_are_checked(app):
-    """A bad annotation is refused like a bad attribute."""
     app.conf.task_annotations = {"shop.bill": {"on_conflict": "skipp"}}
     with pytest.raises(ConfigurationError, match="on_conflict"):
         declare(app)

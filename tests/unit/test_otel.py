@@ -26,8 +26,6 @@ REFUSED = {**TASK, "cause": "conflict", "holder": HOLDER}
 
 
 class Sdk:
-    """An SDK of a test's own, and an observer on it."""
-
     def __init__(self, patch):
         self.reader, self.exporter = InMemoryMetricReader(), InMemorySpanExporter()
         self.meters = MeterProvider([self.reader])
@@ -40,12 +38,10 @@ class Sdk:
 
     @property
     def spans(self):
-        """All spans that have ended."""
         return list(self.exporter.get_finished_spans())
 
     @property
     def points(self):
-        """All data points, by metric."""
         data = self.reader.get_metrics_data()
         found = {}
         for resource in data.resource_metrics if data else ():
@@ -54,14 +50,12 @@ class Sdk:
         return found
 
     def value(self, name):
-        """Return value or sum, and the attributes, of a metric's only data point."""
         (point,) = self.points[name].data.data_points
         return getattr(point, "value", getattr(point, "sum", None)), dict(point.attributes)
 
 
 @pytest.fixture
 def sdk(monkeypatch):
-    """An SDK, shut down at the end."""
     sdk = Sdk(monkeypatch)
     yield sdk
     sdk.meters.shutdown()
@@ -174,7 +168,6 @@ def test_durations_have_classes_that_fit_seconds(sdk):
 
 
 def test_a_wait_is_a_span_as_long_as_the_wait_in_the_current_trace(sdk):
-    """It ends now, and began when the lock was asked for."""
     begun = time.time_ns()
     with sdk.tracer.start_as_current_span("run") as run:
         sdk.observe(events.LockAcquired("key", 7, 2.0, **TASK))
@@ -203,7 +196,6 @@ def test_a_conflict_names_the_holder_and_is_no_error(sdk):
 
 
 def test_no_quorum_is_an_error(sdk):
-    """The lock did not work."""
     sdk.observe(events.LockUnavailable("key", {"n": "no answer"}, 0.25, **TASK))
     (span,) = sdk.spans
     assert span.status.status_code is StatusCode.ERROR
@@ -212,7 +204,6 @@ def test_no_quorum_is_an_error(sdk):
 
 @pytest.mark.parametrize("lost", ["", "stolen"])
 def test_a_hold_is_a_span_and_an_error_if_the_lock_was_lost(sdk, lost):
-    """As long as the lock was held."""
     begun = time.time_ns()
     sdk.observe(events.LockReleased("key", 2.0, ttl=9.0, lost=lost, **TASK))
     (span,) = sdk.spans
@@ -260,7 +251,6 @@ def test_what_became_of_a_task_is_noted_on_its_span(sdk, event, name):
     ids=["skipped", "lost"],
 )
 def test_what_is_only_reported_has_a_metric_of_its_own(sdk, event, cause):
-    """And a note on the span; nothing else was measured."""
     with sdk.tracer.start_as_current_span("run"):
         sdk.observe(event)
         sdk.observe(events.LockAcquired("key", None, 0.1, **TASK, report=True))

@@ -36,19 +36,16 @@ EVERY = list(itertools.product(UNIQUE_UNTIL, (False, True), (0.0, 60.0), (None, 
 
 
 def options(dedup_ttl=60.0, *, reruns=False):
-    """Return the options of a task."""
     on_duplicate = "rerun" if reruns else "join"
     return replace(OPTIONS, dedup_ttl=dedup_ttl, unique_for=100.0, on_duplicate=on_duplicate)
 
 
 def test_every_outcome_is_in_the_table():
-    """The documentation leaves none out."""
     assert set(TABLE) == set(Outcome)
 
 
 @pytest.mark.parametrize("outcome", Outcome)
 def test_the_table_is_what_is_done(outcome):
-    """With every option, every kind of reservation, and every marker that is asked for."""
     is_marked, end = TABLE[outcome]
     for until, reruns, dedup_ttl, marker in EVERY:
         chosen = options(dedup_ttl, reruns=reruns)
@@ -74,7 +71,6 @@ def expected_end(end, until, *, reruns):
 
 
 def task(**attributes):
-    """Return a task as Celery has it by default, but for *attributes*."""
     known = {"acks_late": False, "acks_on_failure_or_timeout": True, **attributes}
     return SimpleNamespace(**known)
 
@@ -102,7 +98,6 @@ LATE = task(acks_late=True)
     ],
 )
 def test_what_is_raised_says_how_it_ended(error, of, outcome):
-    """Celery's own exceptions, ours, and a body's."""
     assert outcome_of(error, of) is outcome
 
 

@@ -13,7 +13,6 @@ ORDER = {"unique_on": ["order_id"]}
 
 
 def is_of_vendor(name):
-    """Match as a callable."""
     return name.startswith("vendor.")
 
 
@@ -41,7 +40,6 @@ def test_a_pattern_matches_as_those_of_task_routes_do(pattern, matched, others):
 
 
 def test_the_first_pattern_that_matches_counts():
-    """In the order of the setting; None leaves a task as it is."""
     setting = {"shop.bill": None, "shop.b*": {"lock_ttl": 5}, "shop.*": ORDER, "shop.bell": {}}
     patterns = Patterns(setting)
     found = [patterns.rule_for(f"shop.{name}") for name in ("bill", "bell", "load")]
@@ -49,7 +47,6 @@ def test_the_first_pattern_that_matches_counts():
 
 
 def test_a_pattern_that_looks_like_a_mistake_is_named():
-    """With the one that stands in its way; one for whatever else there is may match nothing."""
     setting = {"shop.*": ORDER, "shop.bell": None, "shop.b*": {}, "shop.sink": {}, "*": None}
     patterns, names = Patterns(setting), ["shop.bell", "shop.sync"]
     assert all(patterns.rule_for(name) for name in names)
@@ -57,7 +54,6 @@ def test_a_pattern_that_looks_like_a_mistake_is_named():
 
 
 def test_a_callable_may_choose_the_options():
-    """For any name but those of Celery's own tasks; None leaves a task as it is."""
     asked = []
 
     def choose(name):
@@ -73,7 +69,6 @@ def test_a_callable_may_choose_the_options():
 
 @pytest.mark.parametrize("setting", [{}.__getitem__, {{}.__getitem__: ORDER}])
 def test_a_callable_that_fails_is_named(setting):
-    """With the task, and not as an error of whoever looks at it."""
     with pytest.raises(ConfigurationError, match=r"redlock_protect.*'vendor.sync'.*KeyError"):
         Patterns(setting).rule_for("vendor.sync")
 
@@ -100,13 +95,11 @@ def test_a_callable_that_fails_is_named(setting):
     ],
 )
 def test_what_is_malformed_is_refused_with_its_place_and_the_fix(setting, words):
-    """Before any task is looked at."""
     with pytest.raises(ConfigurationError, match=words):
         Patterns(setting)
 
 
 def test_what_a_callable_returns_is_checked_too():
-    """When it is asked."""
     with pytest.raises(ConfigurationError, match="redlock_protect: unknown option lock_tll"):
         Patterns(lambda name: {"lock_tll": 5}).rule_for("vendor.sync")
     with pytest.raises(ConfigurationError, match="redlock_protect must be options like"):

@@ -34,14 +34,12 @@ MACHINE = {
 
 @pytest.fixture
 def recorded(monkeypatch, tmp_path):
-    """Have records in a folder of this test, with a page beside it; return the folder."""
     monkeypatch.setattr(records, "RECORDED", tmp_path / "recorded")
     monkeypatch.setattr(report, "PAGE", tmp_path / "page.md")
     return tmp_path / "recorded"
 
 
 def a_record(name="publish"):
-    """Return a record with some of everything."""
     ours = Series("celery-redlock, 5 nodes", ((1, 10.0, 9.0, 11.0), (10, 20.0, 20.0, 20.0)))
     theirs = Series("pottery, 5 nodes", ((1, 100.0, 90.0, 200.0), (10, 2e3, 1e3, 3e3)))
     there = Record(name, {"rounds": 2, "cycles": 3})
@@ -79,7 +77,6 @@ def a_record(name="publish"):
     ],
 )
 def test_a_figure_has_three_digits_that_count(cell, words):
-    """Words stay words, counts stay whole, and nothing is told more exactly than it was found."""
     assert records.in_words(cell) == words
 
 
@@ -97,12 +94,10 @@ def test_a_figure_has_three_digits_that_count(cell, words):
     ],
 )
 def test_a_promise_is_met_up_to_its_limit(found, at_least, is_met):
-    """The limit itself is still met, from either side; what was not found is not met."""
     assert Verdict("a / b", found, 1.0, at_least).is_met is is_met
 
 
 def test_what_was_recorded_is_read_again(recorded):
-    """Tables, plots, verdicts and arguments survive the file; a missed target is the status."""
     told = a_record()
     assert told.end(CHOSEN) == 1
     read, machine = records.read("publish")
@@ -112,7 +107,6 @@ def test_what_was_recorded_is_read_again(recorded):
 
 
 def test_a_missing_record_says_what_to_run(recorded, capsys):
-    """Nobody has to look up how the file is made."""
     report.PAGE.write_text("as it was")
     assert report.main() == 1
     assert "make bench ARGS='calls --record'" in capsys.readouterr().err
@@ -123,7 +117,6 @@ def test_a_missing_record_says_what_to_run(recorded, capsys):
 
 
 def test_markers_are_filled_and_the_rest_is_left():
-    """Tables in Markdown, verdicts, the run, and a picture with its text; nothing else moves."""
     places = ("all: targets", "publish: plots", "publish: tables")
     page = "Before.\n\n## To Publish, Once\n\nText.\n\n"
     page += "".join(f"<!-- {place} -->\nold\n<!-- end -->\n" for place in places) + "After.\n"
@@ -144,7 +137,6 @@ def test_markers_are_filled_and_the_rest_is_left():
 
 
 def test_the_same_records_make_the_same_files(recorded):
-    """Page and pictures: byte for byte, whenever they are made; old pictures go."""
     pytest.importorskip("matplotlib")
     report.PAGE.write_text("## P\n\n<!-- publish: plots -->\n<!-- end -->\n")
     for name in BENCHMARKS:
@@ -162,7 +154,6 @@ def test_the_same_records_make_the_same_files(recorded):
 
 
 def test_a_library_has_its_colour_whatever_is_said_besides():
-    """In all plots; ours are shades by the number of nodes, and nobody else's."""
     pytest.importorskip("matplotlib")
     from benchmarks import pictures
 
@@ -177,7 +168,6 @@ def test_a_library_has_its_colour_whatever_is_said_besides():
 
 
 def test_all_benchmarks_are_run_whatever_becomes_of_one(monkeypatch, capsys):
-    """In their order, with the options; the status at the end tells of those that failed."""
     asked = []
 
     def run(command, **_):
@@ -205,12 +195,10 @@ def test_every_benchmark_is_named():
 
 @pytest.fixture(scope="module")
 def everything():
-    """All that was recorded, by benchmark."""
     return {name: records.read(name) for name in BENCHMARKS}
 
 
 def test_the_page_has_a_place_for_everything():
-    """Plots and tables of each benchmark, once, and all targets at the top."""
     places = re.findall(r"<!-- (\w+: \w+) -->", report.PAGE.read_text())
     each = [f"{name}: {kind}" for name in BENCHMARKS for kind in ("plots", "tables")]
     assert sorted(places) == sorted(["all: targets", *each])
@@ -219,7 +207,6 @@ def test_the_page_has_a_place_for_everything():
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_a_benchmark_has_been_recorded(name):
-    """Its record is there, of itself, with figures."""
     record, machine = records.read(name)
     assert record.name == name
     assert record.tables
@@ -244,7 +231,6 @@ def test_a_plot_has_one_figure_in_each_place(everything):
 
 
 def test_the_pictures_are_of_what_was_recorded(everything):
-    """One for each plot, of these very figures, and shown on the page with words for it."""
     pytest.importorskip("matplotlib")
     from benchmarks.pictures import digest, digest_in
 

@@ -20,18 +20,15 @@ LIMIT = 3
 
 @pytest.fixture
 def nodes():
-    """Five nodes in memory."""
     with memory_quorum() as nodes:
         yield nodes
 
 
 def take(nodes, limit=LIMIT, name="api"):
-    """Take a place."""
     return nodes.locks.take(LockRequest(name, 10.0, limit=limit))
 
 
 def test_so_many_hold_it_as_there_are_places_and_no_more(nodes):
-    """Each on a place of its own; one more is refused, and gets the place that is given back."""
     held = [take(nodes) for _ in range(LIMIT)]
     assert {one.place for one in held} == set(range(LIMIT))
     assert {one.name for one in held} == {"api", "api#1", "api#2"}
@@ -42,7 +39,6 @@ def test_so_many_hold_it_as_there_are_places_and_no_more(nodes):
 
 
 def test_a_place_has_fencing_numbers_of_its_own(nodes):
-    """They grow with each holder of the place."""
     fences = {}
     for _ in range(12):
         held = [take(nodes) for _ in range(LIMIT)]
@@ -54,7 +50,6 @@ def test_a_place_has_fencing_numbers_of_its_own(nodes):
 
 @pytest.mark.parametrize("silent", [1, 2])
 def test_a_dead_minority_costs_no_place(nodes, silent):
-    """A majority is asked which places are free, and grants them."""
     for node in nodes.nodes[:silent]:
         node.down()
     assert len({take(nodes).place for _ in range(LIMIT)}) == LIMIT
@@ -63,7 +58,6 @@ def test_a_dead_minority_costs_no_place(nodes, silent):
 
 
 def test_the_end_of_a_lease_frees_its_place(nodes):
-    """As of any lock."""
     held = [take(nodes) for _ in range(LIMIT)]
     dead = held[2]
     nodes.locks.abandon(dead)
@@ -92,7 +86,6 @@ def test_a_place_says_what_it_is_a_place_of(name):
 
 
 def of(execution):
-    """Return what a delivery of the task with that id asks for."""
     return LockRequest("api", 10.0, info={"execution": execution}, limit=LIMIT)
 
 
@@ -149,7 +142,6 @@ def test_it_finds_where_it_runs_and_not_what_a_node_missed_the_release_of(nodes)
 
 
 def hear_all(nodes):
-    """Return what all processes hear from now on."""
     heard = []
     for node in nodes.nodes:
         node.model.keyspace.hear = lambda _channel, message: heard.append(message) or 1
@@ -168,7 +160,6 @@ LINE = b"redlock:line:api"
 
 @pytest.mark.parametrize("place", range(LIMIT))
 def test_whoever_waits_is_told_of_any_place_that_is_free(nodes, place):
-    """By each node once; the place itself is free for all who come."""
     held = {one.place: one for one in (take(nodes) for _ in range(LIMIT))}
     heard = hear_all(nodes)
     wait_in_line(nodes, LIMIT)
@@ -264,26 +255,21 @@ def test_with_min_hold_so_many_start_per_window(min_hold, most):
     assert len(starts) > 15
 
 
-@pytest.mark.parametrize("limit", [0, -1, 1001, 2.0, True, "3", (), (1, 0)])
-def test_a_limit_is_a_number_of_places(limit):
-    """Anything else is refused when the task is declared, by the option's name."""
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        *(
+            ({"lock_limit": limit}, "lock_limit must be a whole number")
+            for limit in (0, -1, 1001, 2.0, True, "3", (), (1, 0))
+        ),
+        ({"lock_limit": 2, "unique_until": "started"}, "lock_limit=2 lets several run at once"),
+    ],
+)
+def test_a_limit_is_a_number_of_places(options, words):
     app = Celery("shop", broker="memory://", set_as_current=False)
-    with pytest.raises(ConfigurationError, match="lock_limit must be a whole number"):
+    with pytest.raises(ConfigurationError, match=words):
 
-        @app.task(base=RedlockTask, name="shop.bill", lock_limit=limit, shared=False)
-        def bill():
-            """Do nothing."""
-
-        app.tasks["shop.bill"].check_lock()
-
-
-def test_a_limit_does_not_go_with_unique_until():
-    """One lets several run, the other one."""
-    app = Celery("shop", broker="memory://", set_as_current=False)
-    options = {"lock_limit": 2, "unique_until": "started", "shared": False}
-    with pytest.raises(ConfigurationError, match="lock_limit=2 lets several run at once"):
-
-        @app.task(base=RedlockTask, name="shop.bill", **options)
+        @app.task(base=RedlockTask, name="shop.bill", shared=False, **options)
         def bill():
             """Do nothing."""
 

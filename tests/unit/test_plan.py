@@ -19,7 +19,6 @@ LATER = (Retry, Reschedule, Queue)
 
 @pytest.mark.parametrize("policy", ON_CONFLICT)
 def test_a_conflict_meets_its_policy(policy):
-    """Whatever the other policy is."""
     options = replace(OPTIONS, on_conflict=policy, on_unavailable=RunUnlocked())
     assert plan(options, Situation.TAKEN) == policy
 
@@ -34,7 +33,6 @@ def test_no_quorum_meets_its_policy(policy):
 @pytest.mark.parametrize("on_duplicate", ["join", "rerun"])
 @pytest.mark.parametrize("policy", ON_CONFLICT)
 def test_eagerly_what_would_come_later_fails(policy, on_duplicate):
-    """The rest is as it is."""
     options = replace(OPTIONS, on_conflict=policy, on_duplicate=on_duplicate)
     expected = Fail() if isinstance(policy, LATER) else policy
     assert plan(options, Situation.TAKEN, is_eager=True) == expected
@@ -50,7 +48,6 @@ def test_eagerly_what_would_come_later_fails(policy, on_duplicate):
     ],
 )
 def test_a_task_that_lost_to_itself_is_set_aside(policy, situation, outcome, may_fail):
-    """Whatever the policy."""
     planned = plan(replace(OPTIONS, on_conflict=policy, on_unavailable=policy), situation)
     assert isinstance(planned, SetAside)
     assert (planned.outcome, planned.may_fail) == (outcome, may_fail)
@@ -67,7 +64,6 @@ def test_with_merged_duplicates_a_conflict_is_the_run_before(policy):
     ("most", "times", "fails"), [(None, 99, False), (2, 1, False), (2, 2, True)]
 )
 def test_it_is_rescheduled_as_often_as_it_may_be(most, times, fails):
-    """Then it fails."""
     policy = Reschedule(max_reschedules=most)
     options = replace(OPTIONS, on_conflict=policy)
     assert plan(options, Situation.TAKEN, reschedules=times) == (Fail() if fails else policy)
@@ -75,7 +71,6 @@ def test_it_is_rescheduled_as_often_as_it_may_be(most, times, fails):
 
 @pytest.mark.parametrize(("then", "expected"), [("fail", Fail()), ("skip", Skip())])
 def test_a_full_queue_has_a_policy_of_its_own(then, expected):
-    """For the newest; other policies have no queue."""
     full = replace(OPTIONS, on_conflict=Queue(max_waiting=1, then=then))
     assert plan(full, Situation.TAKEN, is_full=True) == expected
     assert plan(OPTIONS, Situation.TAKEN, is_full=True) == OPTIONS.on_conflict

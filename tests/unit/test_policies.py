@@ -29,7 +29,6 @@ times = st.integers(0, 10**6)
 
 @pytest.mark.parametrize("word", WORDS)
 def test_a_word_stands_for_its_policy_with_defaults(word):
-    """A policy may be given as a word, as its class, or as a value, and means the same."""
     policy = WORDS[word]
     assert policy_of("shop.bill: on_unavailable", word) == policy()
     assert policy_of("shop.bill: on_unavailable", policy) == policy()
@@ -37,7 +36,6 @@ def test_a_word_stands_for_its_policy_with_defaults(word):
 
 
 def test_a_value_keeps_its_numbers():
-    """A policy that was made with numbers is used as it is."""
     policy = Reschedule(base=2.0, cap=9.0, max_reschedules=4)
     assert policy_of("on_conflict", policy) is policy
 
@@ -47,7 +45,6 @@ def test_a_value_keeps_its_numbers():
     [("skipp", "'skip'"), ("Reschedule", "'reschedule'"), ("run-unlocked", "'run_unlocked'")],
 )
 def test_a_misspelt_word_is_refused_with_the_nearest(value, nearest):
-    """The error names the option, the value and the nearest word."""
     with pytest.raises(ConfigurationError) as refused:
         policy_of("shop.bill: on_unavailable", value)
     told = str(refused.value)
@@ -58,7 +55,6 @@ def test_a_misspelt_word_is_refused_with_the_nearest(value, nearest):
 
 @pytest.mark.parametrize("value", [7, None, True, object, ["skip"], ("retry", 5), b"skip", int])
 def test_what_is_no_policy_is_refused_with_all_words(value):
-    """Nothing else passes for a policy; the error names what would."""
     with pytest.raises(ConfigurationError, match="on_conflict"):
         policy_of("on_conflict", value)
 
@@ -73,7 +69,6 @@ def test_nobody_runs_unlocked_beside_a_holder(option, value):
 
 @pytest.mark.parametrize("countdown", [-1, float("nan"), float("inf"), "5", True])
 def test_a_retry_needs_a_delay_that_exists(countdown):
-    """``Retry(countdown=...)`` takes finite seconds from 0 on."""
     with pytest.raises(ConfigurationError, match="countdown"):
         Retry(countdown=countdown)
 
@@ -97,34 +92,24 @@ def test_a_retry_needs_a_delay_that_exists(countdown):
     ],
 )
 def test_a_reschedule_refuses_numbers_that_make_no_sense(numbers):
-    """Each number is checked when the policy is written down, and named in the error."""
     with pytest.raises(ConfigurationError, match="Reschedule") as refused:
         Reschedule(**numbers)
     assert next(iter(numbers)) in str(refused.value)
 
 
-@given(base=bases, factor=factors, times=times, longest=longest)
-def test_a_delay_is_whole_seconds_within_every_bound(base, factor, times, longest):
+@given(base=bases, factor=factors, times=times, longest=longest, share=st.floats(0, 1))
+def test_a_delay_is_whole_seconds_within_every_bound(base, factor, times, longest, share):
     """Quorum queues take whole seconds >= 1; the cap and the broker bound it from above."""
     policy = Reschedule(base=base, cap=base * factor)
-    delay = policy.countdown(times, longest)
-    assert isinstance(delay, int)
-    assert 1 <= delay <= max(1, policy.cap)
-    assert delay <= longest
-
-
-@given(base=bases, factor=factors, times=times, longest=longest, share=st.floats(0, 1))
-def test_no_draw_leaves_the_bounds(base, factor, times, longest, share):
-    """Also the luckiest and the unluckiest draw stay within the bounds."""
-    policy = Reschedule(base=base, cap=base * factor)
-    delay = policy.countdown(times, longest, lambda low, high: low + share * (high - low))
-    assert 1 <= delay <= max(1, policy.cap)
-    assert delay <= longest
+    drawn = policy.countdown(times, longest, lambda low, high: low + share * (high - low))
+    for delay in (drawn, policy.countdown(times, longest)):
+        assert isinstance(delay, int)
+        assert 1 <= delay <= max(1, policy.cap)
+        assert delay <= longest
 
 
 @given(times=st.integers(0, 40), longest=longest)
 def test_the_jitter_is_full_and_its_ceiling_doubles(times, longest):
-    """Every delay from nothing to the ceiling can be drawn; the ceiling doubles up to the cap."""
     drawn = []
     Reschedule(base=1.5, cap=60.0).countdown(
         times, longest, lambda low, high: drawn.append((low, high)) or high

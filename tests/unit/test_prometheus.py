@@ -25,7 +25,6 @@ NAME = "invoice:s3cr3t"
 
 
 def taken(kind, cause, **more):
-    """Return an event of a task's policy."""
     return kind(NAME, cause=cause, **WHO, **more)
 
 
@@ -147,13 +146,11 @@ def _nothing_is_held():
 
 
 def value(name, **labels):
-    """Return one sample as it would be exported; None if there is none."""
     return REGISTRY.get_sample_value(name, labels)
 
 
 @pytest.mark.parametrize(("event", "samples"), COUNTED, ids=lambda it: type(it).__name__)
 def test_an_event_is_counted(event, samples):
-    """Exactly these samples grow by one."""
     before = [value(name, **labels) or 0 for name, labels in samples]
     count_event(event)
     assert [value(name, **labels) for name, labels in samples] == [n + 1 for n in before]
@@ -178,7 +175,6 @@ REPORTED = [
 
 
 def counts():
-    """Return all samples that only ever grow."""
     metrics = (metric for metric in REGISTRY.collect() if metric.name.startswith("redlock_"))
     samples = (sample for metric in metrics for sample in metric.samples)
     growing = [it for it in samples if it.name.endswith(("_total", "_count", "_sum", "_bucket"))]
@@ -187,7 +183,6 @@ def counts():
 
 @pytest.mark.parametrize(("event", "cause"), REPORTED, ids=lambda it: str(it)[:12])
 def test_what_is_only_reported_is_counted_apart(event, cause):
-    """No other metric moves: nothing was refused, and no lock was lost."""
     count_event(events.LockAcquired(NAME, None, 0.1, **WHO, report=True))  # begins with zeros
     before = counts()
     count_event(event)
@@ -207,7 +202,6 @@ def test_what_is_only_reported_is_counted_apart(event, cause):
     ids=lambda it: type(it).__name__,
 )
 def test_a_note_is_no_lock(event):
-    """What report mode does on the nodes is counted nowhere."""
     count_event(events.LockAcquired(NAME, None, 0.1, **WHO, report=True))
     before = counts()
     count_event(event)
@@ -226,12 +220,10 @@ def test_how_many_wait_is_shown_as_it_is_now():
 
 
 def test_every_event_is_counted_or_set():
-    """None is left out by its class, or by the observer."""
     assert all(prometheus.STEPS[kind] for kind in events.KINDS.values())
 
 
 def test_no_label_holds_a_lock_name_or_an_id():
-    """Neither what a user's lock name may hold, nor what there is without bound."""
     for event, _ in COUNTED:
         count_event(event)
     values = {
@@ -247,8 +239,6 @@ def test_no_label_holds_a_lock_name_or_an_id():
 
 
 def test_an_event_of_a_users_own_is_passed_over():
-    """It is none of ours, and no error."""
-
     @dataclasses.dataclass(frozen=True)
     class Own(events.Event):
         pass
@@ -257,7 +247,6 @@ def test_an_event_of_a_users_own_is_passed_over():
 
 
 def test_a_node_goes_down_and_comes_back():
-    """0 when it is down, with nothing known of it, and measured again when it is back."""
     node = {"node": "node:2/0"}
     count_event(events.NodeUp("node:2/0"))
     assert value("redlock_node_up", **node) == 1
@@ -275,7 +264,6 @@ def test_a_node_goes_down_and_comes_back():
 
 
 def look(*nodes):
-    """Let a worker look at nodes that are so, and tell the observer."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(node_watch, "connect", lambda locks, longest: None)
         patch.setattr(node_watch, "probe", lambda locks: list(nodes))
@@ -310,7 +298,6 @@ def test_a_quarantine_is_shown_by_who_sees_its_end():
 
 
 def margins(task):
-    """Return the smallest margin of *task*, and its share."""
     found = (value(f"redlock_smallest_lease_margin_{it}", task=task) for it in ("seconds", "ratio"))
     return tuple(found)
 
@@ -330,7 +317,6 @@ def test_the_smallest_margin_is_that_of_the_locks_that_are_held():
 
 
 def test_one_leads():
-    """1 from an election to a deposition."""
     count_event(events.LeaderElected("beat:shop", 3))
     assert value("redlock_leader") == 1
     count_event(events.LeaderDeposed("beat:shop", "resigned", 60.0))
@@ -341,7 +327,6 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system doe
 
 
 def run(script, **env):
-    """Run a script in a process of its own, and return what it prints."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(script)],
         env={**os.environ, **env},

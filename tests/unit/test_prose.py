@@ -56,7 +56,6 @@ QUIET = {
     ids=lambda path: str(path.relative_to(prose.ROOT)),
 )
 def test_a_file_says_the_glossarys_words(path):
-    """One word for one thing."""
     assert list(prose.by_glossary(prose.prose_of(path))) == []
 
 
@@ -73,7 +72,6 @@ def test_another_word_is_noticed(tmp_path, where):
 
 @pytest.mark.parametrize("name", QUIET)
 def test_code_and_what_a_run_wrote_are_left_alone(tmp_path, name):
-    """Nobody words those by hand."""
     path = tmp_path / name
     path.write_text(QUIET[name])
     assert list(prose.by_glossary(prose.prose_of(path))) == []
@@ -100,7 +98,6 @@ def test_the_linter_fails_on_bad_prose(tmp_path, monkeypatch, capsys):
 
 
 def test_the_table_contradicts_no_entry_of_the_glossary():
-    """No word that it explains is one that it refuses, and each is refused once."""
     table = prose.GLOSSARY.read_text().partition(prose.HEADING)[2]
     phrases = [
         p for row in re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)[2:] for p in row.split(", ")
@@ -114,7 +111,6 @@ def test_the_table_contradicts_no_entry_of_the_glossary():
 
 @pytest.mark.parametrize("event", VERBS)
 def test_an_event_is_worded_by_the_glossarys_verb(event):
-    """As log, journal, ``tail`` and page say it."""
     assert re.search(rf"\b{VERBS[event]}\b", sentence({"event": event}))
     assert event in KINDS
 
@@ -123,5 +119,4 @@ def test_an_event_is_worded_by_the_glossarys_verb(event):
     ("choice", "did"), [("join", "joined"), ("fail", "failed"), ("rerun", "another run")]
 )
 def test_a_duplicate_joins_fails_or_asks_for_another_run(choice, did):
-    """What its ``on_duplicate`` says."""
     assert did in sentence({"event": "DuplicatePublished", "on_duplicate": choice})

@@ -45,7 +45,6 @@ def _apps_are_closed(monkeypatch):
 
 
 def app_with(setting=ORDER, **options):
-    """Return an app with a setting, which never connects."""
     options = {"broker": "memory://", "backend": "cache+memory://", **options}
     app = Celery("shop", set_as_current=False, **options)
     app.conf.update(redlock_nodes=NODES, redlock_protect=setting)
@@ -68,14 +67,12 @@ def other_sync(order_id):
 
 
 def declare(app, name="vendor.sync", run=sync, **options):
-    """Declare a task as somebody who has never heard of us."""
     app.task(name=name, shared=False, **options)(run)
     return app.tasks[name]
 
 
 @pytest.fixture
 def executions(monkeypatch):
-    """The lock names of all executions so far."""
     names, run_body = [], execution.run_body
 
     def noted(claim, *call):
@@ -87,19 +84,15 @@ def executions(monkeypatch):
 
 
 def apply(task, *args):
-    """Run *task* as a worker does, but for its lock."""
     with locks_disabled():
         return task.apply(args).get()
 
 
 class Plain(Task):
-    """Somebody else's base."""
-
     abstract = True
     retry_jitter = False
 
     def __call__(self, *args, **kwargs):
-        """Run the body, and nothing else."""
         return self.run(*args, **kwargs)
 
 
@@ -120,7 +113,6 @@ class Plain(Task):
     ids=["function", "bound", "base", "autoretry", "eager declaration", "ours"],
 )
 def test_a_task_is_protected_in_every_form(executions, options, when):
-    """Declared before its app is finalized, or after."""
     app = app_with()
     if when == "after":
         app.finalize()
@@ -188,7 +180,6 @@ def test_a_shared_task_is_protected_in_the_apps_that_say_so():
 
 
 def test_celerys_own_are_protected_by_their_exact_names_alone():
-    """Whatever their options; then on all arguments, as any other."""
     for_all = app_with({"*": {}, "celery.*": {}})
     assert not any(takes_lock(task) for task in for_all.tasks.values())
     by_name = app_with({"celery.backend_cleanup": {}})
@@ -201,7 +192,6 @@ def test_celerys_own_are_protected_by_their_exact_names_alone():
 
 
 def test_a_protected_task_is_what_it_was_to_everybody_else():
-    """Name, module, help, signature, attributes of its class, and how it is pickled."""
     app, plain = app_with(), app_with(None)
     app.set_current()
     task, before = declare(app, base=Plain), declare(plain, base=Plain)
@@ -224,8 +214,6 @@ def test_a_protected_task_is_what_it_was_to_everybody_else():
 
 
 def test_what_a_task_declares_itself_wins():
-    """Of a task with our class, of its bases, and of one that was only given the attribute."""
-
     class House(RedlockTask):
         abstract = True
         on_conflict = "reschedule"
@@ -251,7 +239,6 @@ def test_an_option_that_is_none_is_not_declared(base):
 
 
 def test_an_annotation_wins():
-    """It is what the task's user says of this task."""
     app = app_with({"vendor.*": {"lock_ttl": 5, "lock_wait": 2}})
     app.conf.task_annotations = {"vendor.sync": {"lock_ttl": 7}}
     options = lock_of(declare(app)).options
@@ -259,13 +246,11 @@ def test_an_annotation_wins():
 
 
 def test_a_callable_lock_key_is_no_method():
-    """As on a class."""
     app = app_with({"vendor.*": {"lock_key": lambda task, args, kwargs: f"{task.name}:{args[0]}"}})
     assert declare(app).lock_name((7,)) == "vendor.sync:7"
 
 
 def test_settings_of_django_are_read():
-    """``CELERY_REDLOCK_PROTECT``, and the app's setting fills in what it leaves out."""
     module = types.ModuleType("settings")
     module.CELERY_BROKER_URL = "memory://"
     module.CELERY_REDLOCK_NODES, module.CELERY_REDLOCK_PROTECT = NODES, ORDER
@@ -281,7 +266,6 @@ def test_settings_of_django_are_read():
 
 
 def test_a_publish_is_ours():
-    """With a publish id, and a result as of a task with the class."""
     app = app_with()
     result = declare(app).delay(7)
     assert isinstance(result, UniqueResult)
@@ -302,8 +286,6 @@ def test_a_worker_checks_it_at_its_start():
 
 
 class Consumer:
-    """Of a worker."""
-
     def __init__(self, app):
         self.app = app
 
@@ -342,7 +324,6 @@ def test_a_setting_that_is_changed_counts_no_more():
 
 
 def test_a_worker_reports_patterns_that_match_nothing(caplog):
-    """With the name that is like it; what matched is not reported, nor what another app has."""
     app = app_with({"vendor.sink": {}, "vendor.*": {}, "vendor.sync": None, "*": None})
     app.finalize()  # Celery's own are for no pattern
     declare(app)
@@ -423,7 +404,6 @@ class WithCall(Task):
     ],
 )
 def test_what_cannot_be_protected_is_refused_by_name(base, words, when):
-    """Each time it is used, with the place in the setting and how to leave it out."""
     app = app_with()
     if when == "after":
         app.finalize()
@@ -471,7 +451,6 @@ def test_a_task_that_was_refused_is_refused_again():
     ],
 )
 def test_options_that_do_not_fit_a_task_are_refused_by_name(options, words):
-    """As on the class, and with the place in the setting."""
     refused = rf"redlock_protect\['vendor\.\*'\] cannot protect vendor\.sync: .*{words}"
     with pytest.raises(ConfigurationError, match=refused):
         declare(app_with({"vendor.*": options}))
@@ -575,7 +554,6 @@ def test_a_child_that_is_spawned_protects_what_its_parent_does(fixups):
 
 
 def told_by(program):
-    """Return what a fresh interpreter says that runs *program*."""
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
@@ -583,7 +561,6 @@ def told_by(program):
 
 
 def test_an_app_is_forgotten_with_what_protects_it():
-    """Nothing of ours keeps it."""
     app = app_with()
     kept = [weakref.ref(one) for one in (app, declare(app), app._tasks)]
     app.close()
@@ -617,8 +594,6 @@ def test_a_setting_that_comes_late_counts_once_the_app_is_finalized(fixups):
 
 
 def test_a_registry_of_the_users_stays_one():
-    """What it does is done, with our setting and without."""
-
     class Noting(TaskRegistry):
         def __setitem__(self, name, task):
             super().__setitem__(name, task)

@@ -29,7 +29,6 @@ from support.options import OPTIONS
 
 @pytest.mark.parametrize("value", ["queue", Queue, Queue()])
 def test_a_task_may_queue_behind_a_holder(value):
-    """By its word, its class or a value; any number may wait, unless told."""
     assert policy_of("shop.bill: on_conflict", value) == Queue(max_waiting=None, then="fail")
 
 
@@ -43,20 +42,17 @@ def test_nobody_queues_where_there_is_nobody_to_wait_for(option, value):
 
 @pytest.mark.parametrize("most", [0, -1, 1.0, True, "3", float("inf")])
 def test_so_many_cannot_wait(most):
-    """A whole number >= 1, or None."""
     with pytest.raises(ConfigurationError, match="max_waiting"):
         Queue(max_waiting=most)
 
 
 @pytest.mark.parametrize("then", ["retry", "Skip", None, Skip(), "queue"])
 def test_too_many_end_at_once(then):
-    """What comes when enough wait either fails or is skipped."""
     with pytest.raises(ConfigurationError, match="then"):
         Queue(then=then)
 
 
 def test_too_many_end_as_the_policy_says():
-    """As by the policy of that word."""
     assert Queue(max_waiting=1).overflow == Fail()
     assert Queue(max_waiting=1, then="skip").overflow == Skip()
 
@@ -69,8 +65,6 @@ EARS = object()
 
 @pytest.fixture
 def queue_up(monkeypatch):
-    """Return a function that has a task queue, given how the nodes vote on it."""
-
     def requeue(_claim, later):
         queue_up.copies.append((later.envelope, later.after))
         return DeliveryOver("waits", Outcome.REQUEUED, float(later.after))

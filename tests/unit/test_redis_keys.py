@@ -35,7 +35,6 @@ def test_long_names_are_not_kept():
 
 
 def test_long_names_that_begin_alike_have_keys_of_their_own():
-    """What does not fit into a key is told apart by a digest."""
     one, other = (Keys.of("redlock", "x" * 10_000 + end) for end in "ab")
     assert one.lock != other.lock
     assert len(one.lock) < 200
@@ -48,7 +47,6 @@ NAMES = st.builds(str.__add__, st.sampled_from(["a", "a" * (LONGEST_NAME - 40)])
 
 @given(NAMES, NAMES)
 def test_names_of_tasks_stay_apart(one, other):
-    """However they end: none becomes another."""
     assert (own_name(one) == own_name(other)) == (one == other)
 
 
@@ -79,5 +77,4 @@ def test_no_task_can_name_what_is_left_of_a_long_name():
 
 @pytest.mark.parametrize("name", ["a", "a#", "a#b", "#1x", "a#12345", "a~" + "0" * 32, "100%"])
 def test_other_names_stay_as_they_are(name):
-    """Their keys are what they were."""
     assert own_name(name) == name

@@ -40,13 +40,11 @@ LETTERS = {
 
 @pytest.fixture
 def clock():
-    """The client's clock."""
     return FakeClock()
 
 
 @pytest.fixture
 def lease(clock):
-    """A lease of 30 s that was taken 10 s ago."""
     lease = lease_of(clock)
     clock.advance(10.0)
     return lease
@@ -54,12 +52,10 @@ def lease(clock):
 
 @pytest.fixture
 def renewal(clock, lease):
-    """A renewal of it that begins now."""
     return Renewal(Participant(Rules(), ("a", "b", "c"), now=clock), lease)
 
 
 def ballot_of(word):
-    """Return the ballot that a word stands for, a letter per node."""
     return [LETTERS[letter] for letter in word]
 
 
@@ -81,14 +77,12 @@ def test_a_quorum_that_keeps_our_token_renews(word, renewal, lease):
     ["GQQ", "GQU", "GUU", "G--", "QQQ", "UUU", "RQQ", "GxU", "GxQ", "GRU", "GR-", "GRQ", "GRx"],
 )
 def test_without_a_quorum_nobody_can_tell(word, renewal):
-    """A node in quarantine counts for nobody, a silent one neither; the lease runs on."""
     for ballot in permutations(ballot_of(word)):
         assert renewal.outcome(ballot) is None
 
 
 @pytest.mark.parametrize("word", ["xxx", "xx-", "xxU", "xxG", "xyQ", "xyR", "RRR", "RRU", "RR-"])
 def test_a_quorum_out_of_reach_is_a_lock_stolen(word, renewal):
-    """On so many nodes our key was another's or missing that there was no majority for it."""
     for ballot in permutations(ballot_of(word)):
         assert renewal.decided(ballot)
         assert renewal.outcome(ballot) == "stolen"
@@ -109,7 +103,6 @@ def test_a_lease_is_renewed_to_the_last_moment_before_the_deadline(renewal, leas
 
 
 def test_a_slow_renewal_counts_from_its_beginning(renewal, clock):
-    """The new end depends on when the renewal began, not on when its answers came."""
     at_once = renewal.outcome(ballot_of("GGG"))
     clock.advance(5.0)
     assert renewal.outcome(ballot_of("GGG")) == at_once
@@ -119,13 +112,11 @@ def test_a_slow_renewal_counts_from_its_beginning(renewal, clock):
     "word", ["GU-", "G--", "---", "R--", "Q--", "x--", "GR-", "GGR--", "GGRU-", "Gx-"]
 )
 def test_a_renewal_that_can_go_either_way_is_waited_for(word, renewal):
-    """As long as an answer could change the outcome, the round goes on."""
     assert not renewal.decided(ballot_of(word))
 
 
 @pytest.mark.parametrize("nodes", [1, 3, 5, 7])
 def test_what_is_decided_does_not_depend_on_who_answers_first(nodes, renewal):
-    """Whatever those that are not waited for would say, the whole round comes to the same."""
     for told in range(nodes):
         for first in combinations_with_replacement("GRQUx", told):
             ballot = ballot_of(first)
@@ -140,7 +131,6 @@ def test_what_is_decided_does_not_depend_on_who_answers_first(nodes, renewal):
     started=st.floats(0, 28), ttl=st.floats(1, 60), drift=st.floats(0, 0.49), left=st.floats(0, 60)
 )
 def test_a_renewal_never_shortens_a_lease(started, ttl, drift, left):
-    """Deadlines only move forward."""
     clock = FakeClock(started)
     rules = Rules(ttl=ttl, drift_factor=drift)
     lease = lease_of(clock, ttl=ttl, valid_until=started + left + 0.001)
@@ -150,7 +140,6 @@ def test_a_renewal_never_shortens_a_lease(started, ttl, drift, left):
 
 @pytest.mark.parametrize("nodes", [1, 3, 4])
 def test_every_ballot_has_an_outcome(nodes, lease, clock):
-    """A renewal needs a quorum that keeps the key, a loss one that cannot be had."""
     labels = tuple("abcd"[:nodes])
     renewal = Renewal(Participant(Rules(), labels, now=clock), lease)
     for ballot in product(LETTERS.values(), repeat=nodes):
@@ -163,7 +152,6 @@ def test_every_ballot_has_an_outcome(nodes, lease, clock):
 
 
 def test_a_renewal_asks_to_extend_and_repair_under_the_old_token(renewal, lease):
-    """One round trip extends the key, sets it where it is missing, and keeps the fence known."""
     request = renewal.request()
     token, _, ttl, fence, _, _, repair, _ = request.arguments
     assert request.script is RENEW

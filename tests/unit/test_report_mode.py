@@ -50,7 +50,6 @@ ids = map(str, itertools.count())
 
 @pytest.fixture
 def app(monkeypatch):
-    """An app in report mode with locks in memory; it publishes into a list, and notes events."""
     app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.sent, app.told = [], []
     app.conf.update(redlock_mode="report", redlock_observers=[app.told.append])
@@ -67,7 +66,6 @@ def app(monkeypatch):
 
 
 def deliver(task, *args, task_id=None, header=None, delivery_info=None, **fields):
-    """Deliver a message as a worker's child does; return the result of its task."""
     task_id = task_id or f"task-{next(ids)}"
     header = header or {"v": 1, "task_id": task_id, "id": "0" * 32}
     request = {"id": task_id, "task": task.name, "retries": 0, "hostname": "w", "redlock": header}
@@ -80,8 +78,6 @@ def deliver(task, *args, task_id=None, header=None, delivery_info=None, **fields
 
 
 def declare(app, body=lambda _task: "ran", **options):
-    """Return a task that locks on its argument, and runs *body*."""
-
     @app.task(
         name="bill", base=RedlockTask, bind=True, shared=False, **{"lock_key": "{key}", **options}
     )
@@ -93,19 +89,16 @@ def declare(app, body=lambda _task: "ran", **options):
 
 
 def reported(app, kind=events.TaskEvent):
-    """Return the events of *kind*; all of a task are reports here."""
     found = [event for event in app.told if isinstance(event, kind)]
     assert all(event.report for event in app.told if isinstance(event, events.LockEvent))
     return found
 
 
 def keys(app, node=0):
-    """Return the keys on a node."""
     return {key.decode() for key in app.quorum.nodes[node].model.keyspace.store}
 
 
 def nested(inner):
-    """Return a body that, the first time, does *inner*."""
     todo = [inner]
     return lambda task: todo.pop()(task) if todo else "ran"
 
@@ -126,7 +119,6 @@ def test_the_body_runs_without_a_lock_and_can_ask_for_it(app):
 
 
 def test_it_is_noted_while_it_runs_on_keys_that_no_lock_has(app):
-    """All keys are below the prefix of reports; what is left is that it has finished."""
     seen = set()
     task = declare(app, lambda _: seen.update(keys(app)))
     deliver(task, "k")
@@ -145,7 +137,6 @@ def test_the_mode_of_a_task_wins(app):
 
 @pytest.mark.parametrize("mode", ["reports", "", 1])
 def test_another_mode_is_refused(app, mode):
-    """Where the task is declared, and where the setting is read."""
     with pytest.raises(ConfigurationError, match="lock_mode"):
         declare(app, lock_mode=mode)
     app.conf.redlock_mode = mode
@@ -155,7 +146,6 @@ def test_another_mode_is_refused(app, mode):
 
 
 def test_a_prefix_that_leaves_no_room_is_refused(app):
-    """At a worker's start; it says how long it may be."""
     task = declare(app)
     for prefix, mode in (("p" * 33, "report"), ("p" * 34, "enforce")):
         app.conf.redlock_prefix, task.lock_mode = prefix, mode
@@ -190,7 +180,6 @@ def test_a_worker_says_that_nothing_is_enforced(app, caplog):
     ],
 )
 def test_an_overlap_is_reported_once_by_what_its_policy_says(app, policy, kind):
-    """And both bodies run; the second one's end frees nothing of the first."""
     inner = []
 
     def overlap(task):
@@ -215,7 +204,6 @@ def test_without_an_overlap_nothing_is_reported(app):
 
 
 def test_a_copy_beside_the_original_is_a_redelivery(app):
-    """The same execution: a message that was delivered again while it runs."""
     elsewhere = contextvars.Context().run  # no call within the body, but another child's
     task = declare(app, nested(lambda task: elsewhere(deliver, task, "k", task_id="same")))
     assert deliver(task, "k", task_id="same") == "ran"
@@ -297,8 +285,6 @@ def test_nodes_that_were_just_restarted_are_asked(app):
 
 
 def test_a_lease_that_would_have_been_lost_is_reported_once(app):
-    """And the body is not aborted."""
-
     def lose(task):
         for node in app.quorum.nodes:
             node.down()
@@ -312,8 +298,6 @@ def test_a_lease_that_would_have_been_lost_is_reported_once(app):
 
 
 def test_a_long_body_keeps_its_note(app):
-    """The watchdog renews it: nothing is lost, and an overlap after many leases is one."""
-
     def overlap(task):
         app.quorum.clock.tick(100)
         return deliver(task, "k")
@@ -378,7 +362,6 @@ def test_a_soft_time_limit_is_the_tasks(app, monkeypatch):
     ],
 )
 def test_what_each_policy_would_have_done(policy, later, at_once, eager):
-    """In eager mode nothing can come later."""
     about = {"name": "k", "task": "bill", "task_id": "me", "cause": "conflict", "holder": {}}
     options = replace(OPTIONS, on_conflict=policy, on_unavailable=policy)
     for situation in (Situation.TAKEN, Situation.UNAVAILABLE):
@@ -396,13 +379,11 @@ UNIQUE = {"unique_until": "finished", "unique_for": 100}
 
 
 def reservation_in(options):
-    """Return what a message that was published carries."""
     return Envelope.of(options["headers"]["redlock"], options["task_id"]).reservation
 
 
 @pytest.mark.parametrize("how", ["join", "fail", "rerun"])
 def test_a_duplicate_is_published_and_reported(app, how):
-    """Each has its own result, and only the first has the note."""
     task = declare(app, **UNIQUE, on_duplicate=how)
     first, second = task.delay("k"), task.delay("k")
     assert [it["task_id"] for it in app.sent] == [first.id, second.id]
@@ -441,7 +422,6 @@ def test_a_worker_that_reports_ends_an_enforced_reservation(app, mode):
 
 
 def test_an_enforcing_publisher_meets_no_note(app):
-    """A report keeps nobody out of the queue."""
     task = declare(app, **UNIQUE)
     task.delay("k")
     task.lock_mode = "enforce"
@@ -487,7 +467,6 @@ def test_what_was_merged_and_is_broken_keeps_no_body_from_running(app, monkeypat
 
 
 def test_a_publish_goes_out_without_a_quorum(app):
-    """Also by a policy that would fail it."""
     task = declare(app, **UNIQUE, on_unavailable="fail")
     for node in app.quorum.nodes[:3]:
         node.down()
@@ -506,7 +485,6 @@ def test_a_publish_goes_out_without_a_name(app):
 
 
 def test_a_publish_that_fails_leaves_no_note(app, monkeypatch):
-    """The next one is no duplicate."""
     task = declare(app, **UNIQUE)
     with monkeypatch.context() as broken:
         broken.setattr(app, "send_task", lambda *_, **__: 1 / 0)
@@ -555,7 +533,6 @@ def test_what_report_mode_reports_is_no_refusal():
 
 
 def test_an_event_that_reports_nothing_does_not_say_so():
-    """Records of locks that are enforced are as before."""
     assert "report" not in record_of(events.LockReleased("k", 1.0))
     assert record_of(events.LockReleased("k", 1.0, report=True))["report"] is True
 
@@ -578,7 +555,6 @@ def test_a_message_that_waited_runs_and_leaves_the_line(app):
 
 
 def in_line(app):
-    """Return who waits for the lock *k*, by what each node has."""
     asked = [node.model.ask(b"ZRANGE", b"redlock:line:k", b"0", b"-1") for node in app.quorum.nodes]
     known = [node.model.ask(b"HGETALL", b"redlock:waiters:k") for node in app.quorum.nodes]
     found = [{member[:32].decode() for member in members} for members in asked]
@@ -587,7 +563,6 @@ def in_line(app):
 
 
 def test_an_enforced_lock_is_neither_met_nor_broken(app):
-    """Another worker holds it, and goes on."""
     task = declare(app)
     with app.quorum.hold("k"):
         assert deliver(task, "k") == "ran"
@@ -596,7 +571,6 @@ def test_an_enforced_lock_is_neither_met_nor_broken(app):
 
 
 def test_a_note_keeps_no_enforced_task_from_its_lock(app):
-    """While a body runs that only reports, another worker's has its lock."""
     inner = []
 
     def enforce(task):

@@ -64,22 +64,18 @@ NOW = fence_proposal(1_700_000_000_000, 0)
 
 
 def who(holder):
-    """Return what a node tells of *holder*."""
     return token_of(holder).encode() + b'{"task_id":"id-%b"}' % holder.encode()
 
 
 def free():
-    """Return a yes to a marker."""
     return Vote(VoteKind.GRANTED)
 
 
 def follows(holder="y", ttl=5.0):
-    """Return a yes behind *holder*, who runs."""
     return Vote(ReservationVote.NEXT, 0, ttl, who(holder))
 
 
 def merged(holder="y", version=NOW, merged=1, ttl=5.0):
-    """Return the answer of a node that handed the arguments over to *holder*."""
     return Vote(ReservationVote.MERGED, version, ttl, who(holder), amount=merged)
 
 
@@ -111,17 +107,14 @@ class Triggering(Drive):
 
     @property
     def placed(self):
-        """What it ended with."""
         return self.lease
 
 
 def proposed(drive):
-    """Return the version that the question at hand proposes."""
     return int(drive.step.request.arguments[VERSION])
 
 
 def is_end(step, token):
-    """Return whether a step ends what *token* may have left behind."""
     return (
         isinstance(step, Send)
         and step.request.script is END
@@ -133,7 +126,6 @@ def is_end(step, token):
 
 
 def test_the_question_carries_what_a_node_must_know():
-    """Token, who asks, for how long, the arguments and a version above the wall clock."""
     drive = Triggering(info={"task": "shop.bill"}, window=90.0)
     asked = drive.step.request.arguments
     token, info, life, window, started, arguments, version, keep, quarantine = asked
@@ -152,7 +144,6 @@ def test_the_question_says_that_a_message_may_expire():
 
 
 def test_who_triggers_again_is_another_owner():
-    """Of two triggers not even the owner's part of the token is shared."""
     assert Triggering().token[:OWNER_LENGTH] != Triggering().token[:OWNER_LENGTH]
 
 
@@ -161,7 +152,6 @@ def test_who_triggers_again_is_another_owner():
 
 @pytest.mark.parametrize("nodes", [1, 3, 5])
 def test_a_majority_that_grants_places_the_marker(nodes):
-    """One round, and the token that goes with the message is the one that was stored."""
     drive = Triggering(nodes)
     token = drive.token
     assert drive.vote(*[free()] * quorum(nodes)).placed == Reserved(token)
@@ -169,7 +159,6 @@ def test_a_majority_that_grants_places_the_marker(nodes):
 
 
 def test_a_majority_behind_one_that_runs_makes_it_next():
-    """It is placed, and knows whose end it waits for, and for how long that stands at most."""
     drive = Triggering()
     token = drive.token
     drive.vote(follows("y", 4.0), follows("y", 5.0))
@@ -180,7 +169,6 @@ def test_a_majority_behind_one_that_runs_makes_it_next():
 
 
 def test_a_majority_that_merged_is_a_duplicate():
-    """The holder that a majority named, and how many triggers it has been handed."""
     drive = Triggering().vote(merged("y", NOW, 2), merged("y", NOW, 3)).go_on()
     assert drive.placed == Duplicate(
         {"task_id": "id-y", "token": token_of("y")[:8], "ttl": 5.0},
@@ -203,7 +191,6 @@ def test_a_majority_that_refuses_is_a_duplicate():
 
 
 def test_a_round_is_decided_by_a_majority_that_says_the_same():
-    """Neither fewer, nor as many that say different things or name different holders."""
     decided = Triggering().is_decided
     assert decided(free(), free(), SILENT)
     assert decided(refused("y"), SILENT, refused("y"))
@@ -225,7 +212,6 @@ def test_what_a_minority_stored_of_a_duplicate_is_ended():
 
 
 def test_what_certainly_stored_nothing_is_told_nothing():
-    """When all nodes refuse or merge there is nothing to end."""
     for ballot in ([refused("y")] * 3, [merged("y")] * 3, [refused(), refused(), quarantined()]):
         drive = Triggering().vote(*ballot)
         assert isinstance(drive.placed, Duplicate)
@@ -241,12 +227,6 @@ def test_a_minority_that_says_otherwise_does_not_end_a_placing():
 
 
 # -- versions --------------------------------------------------------------------------
-
-
-def test_versions_that_agree_need_no_second_round():
-    """One round is enough if the majority that merged stores one and the same number."""
-    drive = Triggering().vote(merged("y", NOW), merged("y", NOW), merged("y", NOW))
-    assert drive.placed.merged == 1
 
 
 @pytest.mark.parametrize("ahead", [1, 4096])
@@ -271,7 +251,6 @@ def test_a_majority_that_stores_the_proposed_version_suffices():
 
 
 def test_versions_that_differ_are_agreed_upon():
-    """A version above all that were told goes to all nodes, with the same token and arguments."""
     drive = Triggering()
     first = drive.step.request
     drive.vote(merged("y", 5), merged("y", 9))
@@ -286,14 +265,12 @@ def test_versions_that_differ_are_agreed_upon():
 
 
 def test_a_version_that_others_overtook_is_raised_again():
-    """As long as there are tries, the largest told is what the next proposal is above."""
     drive = Triggering().vote(merged("y", 5), merged("y", 9)).vote(merged("y", 10), merged("y", 14))
     assert proposed(drive) == 15
     assert drive.vote(merged("y", 15), merged("y", 15)).go_on().placed.merged == 1
 
 
 def test_agreeing_on_a_version_ends():
-    """Others that overtake for ever keep nobody for ever."""
     drive = Triggering()
     rounds = 0
     while drive.is_asking and drive.tokens == 1:
@@ -313,7 +290,6 @@ def test_a_merge_without_an_agreed_version_is_not_accepted():
 
 
 def test_a_marker_that_lapses_meanwhile_can_be_had():
-    """If the second round is granted by a majority, the trigger is placed after all."""
     drive = Triggering()
     token = drive.token
     drive.vote(merged("y", 5), merged("y", 9)).vote(free(), free())
@@ -323,7 +299,6 @@ def test_a_marker_that_lapses_meanwhile_can_be_had():
 
 @pytest.mark.parametrize("second", [free(), follows("y"), unreachable(), SILENT])
 def test_what_a_round_for_the_version_may_have_stored_is_ended(second):
-    """A node that merged at first may have a marker of ours after the second round: it is ended."""
     drive = Triggering()
     token = drive.token
     drive.vote(merged("y", 5), merged("y", 9), merged("y", 5))
@@ -334,7 +309,6 @@ def test_what_a_round_for_the_version_may_have_stored_is_ended(second):
 
 
 def test_versions_without_a_majority_are_no_acceptance():
-    """If the second round finds no majority the trigger is not taken for one that is stored."""
     drive = Triggering().vote(merged("y", 5), merged("y", 9), merged("y", 9))
     drive.vote(merged("y", 10), unreachable(), unreachable())
     drive.go_on_to_ask()
@@ -358,7 +332,6 @@ def test_versions_without_a_majority_are_no_acceptance():
     ],
 )
 def test_a_split_is_tried_again_with_a_fresh_token(ballot, spared):
-    """What may have been stored is ended where it may have been; then the same owner asks anew."""
     drive = Triggering()
     first = drive.token
     drive.vote(*ballot)
@@ -376,7 +349,6 @@ def test_a_split_is_tried_again_with_a_fresh_token(ballot, spared):
 
 
 def test_a_split_that_resolves_is_placed_under_its_last_token():
-    """The token that counts is that of the attempt that a majority granted."""
     drive = Triggering().vote(free(), refused("y"), refused("z")).go_on_to_ask()
     token = drive.token
     assert drive.vote(free(), free()).placed == Reserved(token)
@@ -393,7 +365,6 @@ def test_every_attempt_has_a_later_version():
 
 
 def test_no_attempt_proposes_what_an_earlier_one_did():
-    """Within one tick of the clock, or when it is set back, the next proposal is larger yet."""
     drive = Triggering()
     seen = [proposed(drive)]
     for tick in (0.0, -60.0, 0.0):
@@ -415,7 +386,6 @@ def test_an_attempt_after_others_overtook_proposes_above_them():
 
 
 def test_a_split_is_tried_again_until_the_time_is_up():
-    """A publish that must not be kept for longer is told that nobody knows."""
     drive = Triggering(lasts=0.02)
     begun = drive.clock()
     while drive.is_asking:
@@ -426,7 +396,6 @@ def test_a_split_is_tried_again_until_the_time_is_up():
 
 
 def test_a_lasting_split_is_unavailable_in_the_end():
-    """A few tries with growing pauses, each ended under its own token; then the votes are told."""
     drive = Triggering()
     pauses, tokens = [], []
     while drive.is_asking:
@@ -463,7 +432,6 @@ def test_a_lasting_split_is_unavailable_in_the_end():
     ],
 )
 def test_too_few_answers_are_unavailable(ballot, spared, retry_after):
-    """It is told at once, node by node, with when to return, and nothing is left behind."""
     drive = Triggering()
     token = drive.token
     drive.vote(*ballot)
@@ -486,27 +454,22 @@ class Stop(BaseException):
 
 
 def asking():
-    """Return a reserve that waits for its first votes."""
     return Triggering()
 
 
 def asking_again():
-    """Return one that waits for the votes of its second attempt."""
     return Triggering().vote(free(), refused("y"), refused("z")).go_on_to_ask()
 
 
 def agreeing():
-    """Return one that agrees with the nodes on a version."""
     return Triggering().vote(merged("y", 5), merged("y", 9))
 
 
 def telling():
-    """Return one that is ending a failed attempt."""
     return Triggering().vote(free(), refused("y"), refused("z"))
 
 
 def telling_of_a_duplicate():
-    """Return one that is ending what a minority stored."""
     return Triggering().vote(refused("y"), refused("y"), free())
 
 
@@ -515,7 +478,6 @@ def telling_of_a_duplicate():
 )
 @pytest.mark.parametrize("error", [Stop(), KeyboardInterrupt(), ValueError(), SystemExit(1)])
 def test_an_interrupted_attempt_is_ended_everywhere(somewhere, error):
-    """Whatever hits a reserve wherever it is: every node is told, then the error goes on."""
     drive = somewhere()
     token = drive.token
     drive.interrupt(error)
@@ -533,7 +495,6 @@ def test_an_interrupted_pause_leaves_nothing_to_end():
 
 
 def test_a_second_interruption_ends_it():
-    """If not even the end can be sent, the error still comes out."""
     drive, error = asking().interrupt(Stop()), Stop()
     assert drive.interrupt(error).error is error
 
@@ -568,7 +529,6 @@ ballots = st.sampled_from([1, 3, 5]).flatmap(
 
 @given(ballots)
 def test_a_verdict_is_a_majority_that_says_the_same(ballot):
-    """Never fewer than a majority of all nodes, never two answers, and none of it left out."""
     votes = agreed(ballot, answer_of)
     if votes:
         assert len(votes) >= quorum(len(ballot))
@@ -583,7 +543,6 @@ def test_a_verdict_is_a_majority_that_says_the_same(ballot):
 
 @given(ballots, st.data())
 def test_a_verdict_does_not_depend_on_the_order_nor_on_what_comes_later(ballot, data):
-    """Nodes are alike, and an answer that is still out changes no majority that is there."""
     answer = {answer_of(vote) for vote in agreed(ballot, answer_of)}
     shuffled = data.draw(st.permutations(ballot))
     assert {answer_of(vote) for vote in agreed(shuffled, answer_of)} == answer
@@ -593,7 +552,6 @@ def test_a_verdict_does_not_depend_on_the_order_nor_on_what_comes_later(ballot, 
 
 @given(ballots)
 def test_whoever_is_placed_or_a_duplicate_is_so_by_a_majority(ballot):
-    """What a majority says becomes one of three things, and only a yes is placed."""
     votes = agreed(ballot, answer_of)
     if not votes:
         return
@@ -608,7 +566,6 @@ def test_whoever_is_placed_or_a_duplicate_is_so_by_a_majority(ballot):
 
 @given(ballots, st.integers(1, 2))
 def test_a_merge_holds_where_a_majority_stores_the_version(ballot, version):
-    """Every other answer holds as it is, and none at all needs no agreement."""
     votes = agreed(ballot, answer_of)
     stored = [v for v in votes if v.kind is ReservationVote.MERGED and v.fence == version]
     is_merged = bool(votes) and votes[0].kind is ReservationVote.MERGED
@@ -617,7 +574,6 @@ def test_a_merge_holds_where_a_majority_stores_the_version(ballot, version):
 
 @given(ballots)
 def test_only_nodes_that_answered_no_are_spared(ballot):
-    """A node that said yes, or nothing, or that it could not be asked, is never spared."""
     spared = without_ours(ballot)
     certain = {VoteKind.REFUSED, ReservationVote.MERGED, VoteKind.QUARANTINED}
     assert spared == {i for i, vote in enumerate(ballot) if vote and vote.kind in certain}
@@ -625,7 +581,6 @@ def test_only_nodes_that_answered_no_are_spared(ballot):
 
 @given(ballots)
 def test_others_are_met_where_a_majority_answered(ballot):
-    """It takes a majority of answers that mean something to call it a draw."""
     silent = [vote for vote in ballot if vote is None or answer_of(vote) is None]
     assert has_met_others(ballot) == (len(ballot) - len(silent) >= quorum(len(ballot)))
 
@@ -634,13 +589,6 @@ def test_others_are_met_where_a_majority_answered(ballot):
 
 
 class ScriptedFanout:
-    """
-    Connections that answer what a test says; an exception is raised in the middle.
-
-    Attributes:
-        waits: Whether the last question would have been waited for longer.
-    """
-
     labels = ("node-0", "node-1", "node-2")
 
     def __init__(self, *answers):
@@ -649,7 +597,6 @@ class ScriptedFanout:
         self.trouble = deque()
 
     def ask(self, calls, ends):
-        """Answer, or be interrupted; nobody is in a hurry."""
         assert ends is None
         (call,) = calls
         self.asked.append(call.request)
@@ -662,7 +609,6 @@ class ScriptedFanout:
         self.waits = call.is_open
 
     def tell(self, call, skip):
-        """Note what is told, or be interrupted first."""
         if self.trouble:
             raise self.trouble.popleft()
         self.told.append((call.request, skip))
@@ -687,7 +633,6 @@ TRIGGER = Trigger("k", 60.0, {"task_id": "id-x"}, arguments=b"[[1],{}]")
 
 
 def test_a_driver_asks_tells_and_pauses(queued):
-    """Questions go to all nodes, ends to those not spared, and pauses are slept."""
     made = queued([free(), refused("y"), refused("z")], [free()] * 3)
     placed = made.reserve(TRIGGER)
     first, second = (request.arguments[0].decode() for request in made.fanout.asked)
@@ -713,7 +658,6 @@ def test_an_interruption_is_the_algorithms_to_clean_up_after(queued, error):
 
 
 def test_an_interrupted_word_is_said_all_the_same(queued):
-    """If the telling itself is hit it is repeated at once, and the interruption then goes on."""
     made = queued([refused("y"), refused("z"), free()])
     made.fanout.trouble.append(Stop())
     with pytest.raises(Stop):
@@ -723,7 +667,6 @@ def test_an_interrupted_word_is_said_all_the_same(queued):
 
 
 def test_a_driver_that_is_hit_twice_gives_up(queued):
-    """The last word cannot be said either: the error comes out, and nothing hangs."""
     made = queued(Stop())
     made.fanout.trouble.extend([KeyboardInterrupt(), KeyboardInterrupt()])
     with pytest.raises(KeyboardInterrupt):
@@ -732,7 +675,6 @@ def test_a_driver_that_is_hit_twice_gives_up(queued):
 
 
 def test_an_error_of_the_algorithm_comes_out_and_is_told_to_observers(queued):
-    """No quorum is an event with every node's answer, and raised."""
     made = queued([unreachable()] * 3)
     with pytest.raises(QuorumUnavailable) as unavailable:
         made.reserve(TRIGGER)
@@ -745,17 +687,14 @@ def test_an_error_of_the_algorithm_comes_out_and_is_told_to_observers(queued):
 
 
 def handed(version=0, arguments=b"", merged=0):
-    """Return a yes to a start, with what was merged."""
     return Vote(VoteKind.GRANTED, version, value=arguments, amount=merged)
 
 
 def before(holder="y", ttl=5.0):
-    """Return how a start is told who stands before it."""
     return {"pid": 7, "token": token_of(holder)[:8], "ttl": ttl}
 
 
 def start(made, alone=0.0, *, life=30.0, wait=True):
-    """Note that the task of token x runs."""
     begun = Start({"task_id": "id-x"}, token_of("l"), "x/0/0", alone, life)
     return made.start("k", token_of("x"), begun, wait=wait)
 
@@ -786,7 +725,6 @@ def start(made, alone=0.0, *, life=30.0, wait=True):
     ],
 )
 def test_what_a_start_is_told(queued, ballot, started):
-    """The newest of what a majority knows; not its turn yet; or nothing that could be trusted."""
     told = start(queued(ballot))
     if isinstance(started, Started):
         assert told == started
@@ -879,7 +817,6 @@ def test_a_start_says_how_long_the_marker_is_to_stand(queued, alone, said, life,
 
 @pytest.mark.parametrize("how", ["over", "idle", "unstarted", "wait", "hand", "window", "ran"])
 def test_an_end_is_told_to_all_nodes(queued, how):
-    """Without a wait it is a note that is sent; only the token says whose."""
     made = queued()
     made.end("k", token_of("x"), how, life=2.0)
     ((request, skip),) = made.fanout.told
@@ -934,7 +871,6 @@ TRUSTING = [
 
 @contextmanager
 def changed(mutant):
-    """Have nodes run the scripts of a mutant."""
     with ExitStack() as stack:
         for change in mutant:
             stack.enter_context(rewritten(*change))
@@ -1006,11 +942,9 @@ class TriggerWorld:
     labels = ("node-0", "node-1", "node-2")
 
     def tell(self, request):
-        """Send a note."""
         self.send(self.worker, Round(request, self.SIZE, None))
 
     def ask(self, step):
-        """Ask, and let the world go on until all nodes that are up have answered."""
         call = Round(step.request, self.SIZE, step.decided)
         self.send(self.worker, call)
         while not self.is_over(call):
@@ -1037,7 +971,6 @@ class TriggerWorld:
         return links
 
     def send(self, links, call, skip=frozenset()):
-        """Send a call's request to the nodes."""
         for position, link in enumerate(links):
             if position not in skip:
                 link.append(call)
@@ -1050,7 +983,6 @@ class TriggerWorld:
         return not call.is_open
 
     def happen(self):
-        """Let one thing happen: a delivery mostly."""
         self.now += 1
         roll = self.chance.random()
         if roll < 0.1 and self.left:
@@ -1064,13 +996,11 @@ class TriggerWorld:
                 self.go_on(told, told.call.ballot)
 
     def cut_or_mend(self):
-        """Cut one node off, or have all back."""
         down = [node for node in self.nodes if not node.is_up]
         node = down[0] if down else self.chance.choice(self.nodes)
         node.is_up = not node.is_up
 
     def deliver(self):
-        """Have one message arrive."""
         ways = [
             (links[position], position)
             for links in self.links
@@ -1083,7 +1013,6 @@ class TriggerWorld:
             call.take(position, self.nodes[position].vote(call.request))
 
     def trigger(self):
-        """Have somebody want the task to run."""
         self.left -= 1
         arguments = b"%d" % self.now
         expires = self.chance.random() < self.expiring
@@ -1095,7 +1024,6 @@ class TriggerWorld:
         self.go_on(told, None)
 
     def go_on(self, told, answer):
-        """Have a trigger take its next steps."""
         ballot, told.call = answer, None
         try:
             step = told.steps.send(answer)
@@ -1114,7 +1042,6 @@ class TriggerWorld:
             self.send(told.links, told.call)
 
     def note(self, told, placed, ballot):
-        """Note what a trigger was told."""
         if isinstance(placed, Reserved):
             self.messages.append((placed.token, told))
             if told.expires:
@@ -1143,7 +1070,6 @@ class TriggerWorld:
         return self.faults
 
     def work(self):
-        """Run the task whose turn it is, or put it off."""
         token, _ = self.messages[0]
         self.starts += 1
         lock = self.take_lock()
@@ -1164,7 +1090,6 @@ class TriggerWorld:
             self.queued.end("k", token, "wait", life=60.0)
 
     def start(self, token, execution, lock):
-        """Have the nodes told that a task runs; return what they say."""
         begun = Start({}, lock, execution, self.alone, 60.0)
         return self.queued.start("k", token, begun, wait=True)
 
@@ -1180,24 +1105,20 @@ class TriggerWorld:
         self.be_busy()
 
     def be_busy(self):
-        """Let a task run for a while, or be away."""
         for _ in range(self.chance.randrange(30)):
             self.happen()
 
     def take_lock(self):
-        """Have the lock held by one that has not held it before; return its token."""
         self.locks += 1
         lock = f"{self.locks:040d}"
         self.lock(lock)
         return lock
 
     def lock(self, token):
-        """Have the lock held by *token*, or by nobody."""
         for node in self.nodes:
             node.ask(b"SET", LOCK, token.encode()) if token else node.ask(b"DEL", LOCK)
 
     def check(self, before, started):
-        """Check that a start found the newest of all that were accepted *before*."""
         if before and not started.arguments:
             self.faults.append("an accepted trigger was lost")
         seen = self.made.get(started.arguments)
@@ -1257,22 +1178,15 @@ def test_of_triggers_that_may_expire_none_has_another_to_lose(world):
     assert refused_ones > 100
 
 
-def test_the_world_sees_what_becomes_of_versions_that_may_fall():
-    """Nodes that store whatever comes let an older trigger win, or lose one: the check sees it."""
-    wrong = "an older trigger won over a newer one"
-    with changed(FORGETFUL):
-        assert any(wrong in TriggerWorld(seed).live() for seed in SEARCH)
-
-
-def test_the_world_sees_a_retry_that_is_given_what_was_merged():
-    """Nodes that hand it to every execution are found out."""
-    wrong = "a retry was given what was not for it"
-    with changed(GENEROUS):
-        assert any(wrong in TriggerWorld(seed).live() for seed in SEARCH)
-
-
-def test_the_world_sees_what_is_merged_into_a_message_that_may_expire():
-    """Nodes that do not care are found out."""
-    wrong = "merged into what may expire"
-    with changed(TRUSTING):
-        assert any(wrong in TriggerWorld(seed, expiring=0.5).live() for seed in SEARCH)
+@pytest.mark.parametrize(
+    ("mutant", "expiring", "wrong"),
+    [
+        (FORGETFUL, 0.0, "an older trigger won over a newer one"),
+        (GENEROUS, 0.0, "a retry was given what was not for it"),
+        (TRUSTING, 0.5, "merged into what may expire"),
+    ],
+    ids=["any version is stored", "every execution is handed it", "what may expire is merged into"],
+)
+def test_the_world_sees_what_nodes_do_without_a_rule(mutant, expiring, wrong):
+    with changed(mutant):
+        assert any(wrong in TriggerWorld(seed, expiring=expiring).live() for seed in SEARCH)

@@ -20,31 +20,25 @@ ROUND_TRIP, OF_OTHERS = 2**-6, 2**-4
 
 
 class Sleeper(Waiting):
-    """Somebody who waits, and notes when it is to wake up [s from then]."""
-
     def __init__(self, since=0.0, line=LINE):
         super().__init__(line, since)
         self.wakes = []
 
     def wake(self, after):
-        """Note it."""
         self.wakes.append(after)
 
 
 @pytest.fixture
 def clock():
-    """The time of the room, moved by hand."""
     return FakeClock()
 
 
 @pytest.fixture
 def room(clock):
-    """The room of a process with five nodes."""
     return Room(3, lambda position: OF_OTHERS if position else ROUND_TRIP, clock)
 
 
 def seat(room, *since, line=LINE):
-    """Have somebody wait since each of these moments."""
     sleepers = [Sleeper(moment, line) for moment in since]
     for one in sleepers:
         room.enter(one)
@@ -107,7 +101,6 @@ def test_so_it_does_where_the_round_trip_took_no_time():
 
 
 def test_one_release_wakes_one_however_many_nodes_tell(room):
-    """And one hint each: what was said by a majority is said."""
     one, other = seat(room, 0.0, 1.0)
     released(room, 0, 1, 2, 3, 4)
     assert (one.wakes, other.wakes) == ([ROUND_TRIP, 0.0], [])
@@ -135,14 +128,12 @@ def test_hints_of_two_releases_are_told_apart(room):
 
 
 def test_the_same_node_again_is_no_majority(room):
-    """Three hints of one node are the word of one."""
     (one,) = seat(room, 0.0)
     released(room, 0, 0, 0, 1, 1)
     assert 0.0 not in one.wakes
 
 
 def test_a_node_that_tells_without_end_costs_little(room):
-    """What it said is kept for a second only, and so much of it at most."""
     seat(room, 0.0)
     for _ in range(5 * MOST_HINTS):
         released(room, 0)
@@ -161,7 +152,6 @@ def test_the_longest_waiting_one_is_woken(room):
 
 
 def test_the_next_release_wakes_the_next_one(room):
-    """The first is trying now; and once it waits again, it is the first again."""
     one, other = seat(room, 0.0, 1.0)
     released(room, 0, 1, 2)
     released(room, 0, 1, 2)
@@ -226,7 +216,6 @@ def test_what_was_heard_before_counts_for_nobody_who_comes_later(room, clock):
 
 
 def test_each_lock_has_a_line_of_its_own(room):
-    """Nobody is woken for another lock, nor by what is none of ours."""
     (one,) = seat(room, 0.0)
     (other,) = seat(room, 1.0, line=b"redlock:line:b")
     for message in (b"", b"r" + LINE, LINE[:-1], b"redlock:line:c", b"\xff" * 9):
@@ -238,7 +227,6 @@ def test_each_lock_has_a_line_of_its_own(room):
 
 
 def test_as_many_are_woken_as_places_are_free(room):
-    """The oldest, at once: a majority has said so; nobody at all where none is free."""
     first, second, third = seat(room, 0.0, 1.0, 2.0)
     room.free(LINE, 0)
     assert first.wakes == []
@@ -248,7 +236,6 @@ def test_as_many_are_woken_as_places_are_free(room):
 
 
 def test_whoever_is_woken_already_has_a_free_place(room):
-    """Nobody else is woken for it, and nobody twice; nor by places of another lock."""
     first, second = seat(room, 0.0, 1.0)
     released(room, 0, 1, 2)
     before = list(first.wakes)
@@ -260,7 +247,6 @@ def test_whoever_is_woken_already_has_a_free_place(room):
 
 
 def test_who_waits_for_a_release_is_told_of_no_free_place(room):
-    """Nor does it keep the next one from coming by itself; a release wakes it in its turn."""
     first, second = seat(room, 0.0, 1.0)
     first.takes_free = False
     assert room.is_oldest(second)
@@ -297,7 +283,6 @@ def test_who_left_stays_away_however_long_it_has_waited(room):
 
 
 def test_the_oldest_of_each_lock_comes_by_itself(room):
-    """One per lock and process; when it leaves, the next one does."""
     late, first = seat(room, 5.0, 1.0)
     (other,) = seat(room, 9.0, line=b"redlock:line:b")
     assert [room.is_oldest(one) for one in (late, first, other)] == [False, True, True]
@@ -308,7 +293,6 @@ def test_the_oldest_of_each_lock_comes_by_itself(room):
 
 
 def test_a_room_is_empty_when_all_have_left(room):
-    """Then nobody needs to listen."""
     assert room.is_empty
     one, other = seat(room, 0.0, 1.0)
     room.leave(one)
@@ -322,36 +306,28 @@ def test_a_room_is_empty_when_all_have_left(room):
 
 @pytest.fixture
 def thread(clock):
-    """A thread that waits, by the clock that is moved by hand."""
     return ThreadWaiting(LINE, 0.0, clock)
 
 
-def test_who_is_woken_before_it_sleeps_does_not_sleep(thread):
-    """As when the lock is released right after the refusal; one waking ends one pause."""
-    thread.wake(0.0)
-    assert thread.wait(600.0)
-    assert not thread.wait(0.0)
-
-
 def test_who_is_woken_as_it_sleeps_wakes_up():
-    """Long before its pause is over."""
     thread, heard = ThreadWaiting(LINE, 0.0), []
     sleeps = threading.Thread(target=lambda: heard.append(thread.wait(600.0)), daemon=True)
     sleeps.start()
-    time.sleep(0.05)  # most likely it sleeps by now; if not, this is the test above
+    time.sleep(0.05)  # most likely it sleeps by now; if not, this is the test below
     thread.wake(0.0)
     sleeps.join(timeout=60)
     assert heard == [True]
 
 
-def test_who_is_woken_after_it_slept_does_not_sleep_the_next_time(thread):
-    """It was trying, perhaps too early; a waking that was used up leaves nothing behind."""
+def test_who_is_woken_before_it_sleeps_does_not_sleep(thread):
+    """It was refused, or trying, perhaps too early; one waking ends one pause."""
     for _ in range(3):
         thread.wake(0.0)
         assert thread.wait(0.0)
         assert not thread.wait(0.0)
     thread.wake(0.0)
     assert thread.wait(600.0)
+    assert not thread.wait(0.0)
 
 
 def test_who_is_to_wake_up_in_a_while_sleeps_until_then():
@@ -364,7 +340,6 @@ def test_who_is_to_wake_up_in_a_while_sleeps_until_then():
 
 
 def test_a_pause_may_be_over_before_that(thread, clock):
-    """Then the next one ends by it."""
     thread.wake(5.0)
     assert not thread.wait(0.0)
     clock.advance(4.9)
@@ -384,7 +359,6 @@ def test_the_earliest_of_several_counts(thread, clock):
 
 
 def test_a_thread_is_woken_until_it_waits_again(room, clock):
-    """While it tries, the next release is for the next one; then it is the first again."""
     one, other = (ThreadWaiting(LINE, since, clock) for since in (0.0, 1.0))
     room.enter(one)
     room.enter(other)

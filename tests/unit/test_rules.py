@@ -51,14 +51,12 @@ WRONG = [
 
 @pytest.mark.parametrize(("settings", "message"), WRONG, ids=[str(s) for s, _ in WRONG])
 def test_a_wrong_setting_is_refused_by_name(settings, message):
-    """The error names the setting and the value or the bound it breaks."""
     with pytest.raises(ConfigurationError) as raised:
         Rules(**settings)
     assert message in str(raised.value)
 
 
 def test_a_time_may_be_a_timedelta():
-    """Each is kept as seconds, also those that a caller hands to a lock."""
     given = {"ttl": timedelta(seconds=20), "max_ttl": timedelta(minutes=1.5)}
     given |= {"wait": timedelta(0), "node_timeout": timedelta(milliseconds=40)}
     rules = Rules.of(**given, fence_retention=timedelta(hours=2))
@@ -73,7 +71,6 @@ def test_a_time_may_be_a_timedelta():
 
 
 def test_the_defaults_are_those_of_the_contract():
-    """What the documentation promises without any setting."""
     assert dataclasses.asdict(Rules()) == {
         "ttl": 30.0,
         "wait": 0.0,
@@ -89,14 +86,12 @@ def test_the_defaults_are_those_of_the_contract():
 
 @pytest.mark.parametrize("ttl", [0.101, 1, 60, 60.0])
 def test_a_ttl_within_bounds_is_returned_as_a_float(ttl):
-    """Whole numbers are as good as fractions."""
     checked = Rules().check_ttl(ttl)
     assert (type(checked), checked) == (float, ttl)
 
 
 @pytest.mark.parametrize("ttl", [0, -1, 60.1, float("nan"), float("inf"), "1", True, None])
 def test_a_ttl_out_of_bounds_is_refused_under_the_callers_name(ttl):
-    """A lease longer than any quarantine, or than no number, is nobody's to ask for."""
     with pytest.raises(ConfigurationError, match="lock_ttl"):
         Rules().check_ttl(ttl, "lock_ttl")
 
@@ -126,7 +121,6 @@ def test_a_fence_is_remembered_beyond_any_doubt_about_clocks(retention, max_ttl)
 
 
 def test_the_order_of_nodes_is_no_matter_of_agreement():
-    """Clients that list the same nodes in another order have the same quorum."""
     rules = Rules()
     assert rules.fingerprint(URLS) == rules.fingerprint(URLS[::-1])
 
@@ -136,11 +130,9 @@ def test_the_order_of_nodes_is_no_matter_of_agreement():
     [(Rules(max_ttl=61), URLS), (Rules(), URLS[:1]), (Rules(), [*URLS[:2], "lock-4:6379/0"])],
 )
 def test_another_quorum_has_another_fingerprint(rules, urls):
-    """Other nodes or another ``max_ttl`` must not mix with ours."""
     assert rules.fingerprint(urls) != Rules().fingerprint(URLS)
 
 
 def test_what_each_client_may_choose_is_not_in_the_fingerprint():
-    """A TTL, a wait and a timeout are a client's own."""
     own = Rules(ttl=10, wait=5, node_timeout=0.02)
     assert own.fingerprint(URLS) == Rules().fingerprint(URLS)

@@ -18,12 +18,10 @@ EXECUTORS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "c
 
 
 def named_in(text):
-    """Return the tests that a text names: file and function."""
     return set(NAMED.findall(text))
 
 
 def is_there(path, name):
-    """Return whether a file has a test of that name."""
     file = ROOT / path
     return (
         file.exists()
@@ -32,13 +30,11 @@ def is_there(path, name):
 
 
 def heads_of(text):
-    """Return the anchors of a page's headings."""
     heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in heads}
 
 
 def executors_in(source):
-    """Return what a module imports or calls that runs what it reads."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -70,7 +66,6 @@ def test_a_test_that_is_not_there_is_noticed():
 
 
 def test_the_threat_model_rests_on_tests():
-    """Every row of its tables names one, and so does every paragraph on who can read or write."""
     who = PAGES[0].read_text().partition("## Who can do what")[2].partition("\n## ")[0]
     rows = [row for row in re.findall(r"^\| .*\|$", who, re.MULTILINE) if "---" not in row]
     assert [row for row in rows if not (NAMED.search(row) or row.endswith("| test |"))] == []
@@ -81,7 +76,6 @@ def test_the_threat_model_rests_on_tests():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    """To a file that is there, and a heading that it has."""
     text = page.read_text()
     links = re.findall(r"(?<!\w)\[[^\]]+\]\(([^)]+)\)", text)
     assert links
@@ -95,7 +89,6 @@ def test_links_lead_somewhere(page):
 
 
 def test_paths_and_targets_of_the_guide_are_there():
-    """What a contributor is sent to, and the make targets that he is told to run."""
     text = PAGES[1].read_text()
     paths = re.findall(r"`((?:tests|docs|benchmarks|proof|celery_redlock|ops)/[\w/.-]*)`", text)
     assert len(paths) > 8
@@ -106,7 +99,6 @@ def test_paths_and_targets_of_the_guide_are_there():
 
 
 def test_the_guide_knows_the_rooms():
-    """Every room of the package, and every kind of test, has its row."""
     named = set(re.findall(r"`((?:celery_redlock|tests)/\w+)/?`", PAGES[1].read_text()))
     for folder, marker in (("celery_redlock", "__init__.py"), ("tests", "*.py")):
         rooms = {f"{folder}/{it.parent.name}" for it in (ROOT / folder).glob(f"*/{marker}")}
@@ -118,7 +110,6 @@ def test_the_guide_knows_the_rooms():
 
 
 def test_a_report_of_a_bug_asks_for_what_is_needed():
-    """Versions, nodes, the doctor's word, and it sends who found a hole elsewhere."""
     form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / "bug_report.yml").read_text())
     text = str(form)
     for word in ("redlock doctor", "redlock status", "APP report", "SECURITY.md", "password"):
@@ -127,7 +118,6 @@ def test_a_report_of_a_bug_asks_for_what_is_needed():
 
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.name)
 def test_a_form_is_well_formed(path):
-    """As hosts of repositories want it: every field has a type, a label and an id of its own."""
     form = yaml.safe_load(path.read_text())
     if path.name == "config.yml":
         assert form == {"blank_issues_enabled": False}
@@ -143,7 +133,6 @@ def test_a_form_is_well_formed(path):
 
 
 def test_the_package_reads_no_pickle_and_runs_no_text():
-    """What others wrote is parsed as JSON, numbers and text, in every module."""
     modules = list((ROOT / "celery_redlock").rglob("*.py"))
     assert len(modules) > 100
     found = {str(module): executors_in(module.read_text()) for module in modules}

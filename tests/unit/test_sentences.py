@@ -188,7 +188,6 @@ def test_an_event_in_a_sentence(event, words):
 
 
 def test_every_event_has_a_sentence():
-    """Nobody is left to the words for what a newer version may have written."""
     assert set(events.KINDS.values()) == CLASSES
     assert all("what" in vars(kind) for kind in CLASSES)
 
@@ -203,7 +202,6 @@ def test_an_unknown_event_is_told_by_its_name():
 
 @pytest.mark.parametrize("told", ["log", "journal", "tail", "page"])
 def test_all_ask_the_one_table(told, monkeypatch, caplog, capsys):
-    """The log, the journal's lines, ``redlock tail`` and the page."""
     monkeypatch.setattr(events.NodeUp, "what", lambda _: "Blue skies")
     event = events.NodeUp(NODE)
     if told == "log":

@@ -13,24 +13,20 @@ SECRET = "s3cret"
 
 
 def address(*sentinels, **options):
-    """Return the address of a node with these Sentinels."""
     (found,) = addresses_of([{"sentinels": [*sentinels], "service": "lock-1", **options}])
     return found
 
 
 def asked(found):
-    """Return the Sentinels that an address asks."""
     return found._sentinels
 
 
 @pytest.fixture(autouse=True)
 def master(monkeypatch):
-    """A master that is found without asking anybody."""
     monkeypatch.setattr(Sentinel, "discover_master", lambda self, service: ("10.0.0.1", 6380))
 
 
 def test_what_the_sentinels_want_stands_in_their_urls():
-    """User, password, TLS and its files; each may want something else."""
     urls = [f"redis://u:{SECRET}@s1", "rediss://s2:7?ssl_ca_certs=ca.crt", "s3:8", ("s4", 9)]
     found = [one.connection_pool for one in asked(address(*urls))]
     kwargs = [pool.connection_kwargs for pool in found]
@@ -56,7 +52,6 @@ def test_what_the_sentinels_want_stands_in_their_urls():
 
 
 def test_what_the_master_wants_stands_beside_them():
-    """Nothing of it is told to the Sentinels, and nothing of theirs to the master."""
     found = address("redis://u:other@s1", username="shop", password=SECRET, db=2)
     connection = found.connection()
     assert not isinstance(connection, redis.SSLConnection)
@@ -92,7 +87,6 @@ def test_a_sentinel_that_says_no_address_has_not_answered(monkeypatch, wrong):
 
 
 def test_a_master_behind_tls():
-    """``"ssl": True``, and the options that ``rediss://`` has."""
     connection = address("s1", ssl=True, ssl_ca_certs="ca.crt").connection()
     assert isinstance(connection, redis.SSLConnection)
     assert (connection.ca_certs, connection.check_hostname) == ("ca.crt", True)
@@ -119,7 +113,6 @@ def test_options_that_redis_py_does_not_take_are_refused_at_once(options, said):
     "url", [f"http://u:{SECRET}@s1", f"redis://u:{SECRET}@s1?socket_timeout=soon"]
 )
 def test_a_url_that_is_none_is_refused_without_its_password(url):
-    """As one of a node is."""
     with pytest.raises(ConfigurationError, match="is not a Sentinel") as raised:
         address(url)
     assert SECRET not in str(raised.value)
@@ -140,7 +133,6 @@ def test_a_sentinel_is_shown_without_its_password(monkeypatch):
 
 
 def test_what_every_connection_has():
-    """Also one by way of Sentinels: the name that administrators see, and the old protocol."""
     connection = address("s1").connection()
     assert connection.client_name == OPTIONS["client_name"]
     assert connection.protocol == 2

@@ -13,14 +13,12 @@ NODES = ["redis://one:1/0", "redis://two:2/0", "redis://three:3/0"]
 
 
 def app_with(broker="memory://", **conf):
-    """Return an app with these settings."""
     app = Celery("shop", broker=broker, set_as_current=False)
     app.conf.update(conf)
     return app
 
 
 def settings_of(app):
-    """Return our settings as read from *app*."""
     return plugin_for(app).settings
 
 
@@ -35,14 +33,12 @@ def settings_of(app):
     ],
 )
 def test_an_unknown_setting_is_refused_with_the_nearest(setting, nearest):
-    """A setting that nobody reads is a mistake, and the likely word for it is named."""
     app = app_with(redlock_nodes=NODES, **{setting: 5})
     with pytest.raises(ConfigurationError, match=rf"{setting}\b.*{nearest}\b"):
         _ = settings_of(app)
 
 
 def test_an_unknown_setting_like_none_of_ours_is_refused_with_all():
-    """Where nothing is near, all settings are listed."""
     with pytest.raises(ConfigurationError) as refused:
         _ = settings_of(app_with(redlock_nodes=NODES, redlock_zzz=5))
     assert all(name in str(refused.value) for name in KNOWN)
@@ -88,21 +84,18 @@ def test_an_unknown_setting_like_none_of_ours_is_refused_with_all():
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(setting, value):
-    """Every setting is checked, and the error names it."""
     conf = {"redlock_nodes": NODES, setting: value}
     with pytest.raises(ConfigurationError, match=setting):
         _ = settings_of(app_with(**conf))
 
 
 def test_no_ttl_fits_a_node_timeout_that_is_too_long():
-    """A round must fit into a lease."""
     app = app_with(redlock_nodes=NODES, redlock_ttl=1.0, redlock_node_timeout=0.5)
     with pytest.raises(ConfigurationError, match=r"redlock_ttl.*redlock_node_timeout"):
         _ = settings_of(app)
 
 
 def test_the_defaults_are_those_of_the_documentation():
-    """What is not set has the documented default."""
     settings = settings_of(app_with(redlock_nodes=NODES))
     found = {name: settings.default(name) for name in KNOWN if name != "nodes"}
     assert found == {
@@ -133,7 +126,6 @@ def test_the_defaults_are_those_of_the_documentation():
 
 
 def test_a_plain_config_is_read():
-    """``app.conf.redlock_x = ...``, after the tasks are declared or before."""
     app = app_with()
     app.conf.redlock_nodes = NODES
     app.conf.redlock_ttl = 12.0
@@ -142,7 +134,6 @@ def test_a_plain_config_is_read():
 
 
 def test_an_object_is_read():
-    """``config_from_object`` with a module of plain lower-case settings."""
     module = types.ModuleType("celeryconfig")
     module.redlock_nodes = NODES
     module.redlock_ttl = 12.0
@@ -152,7 +143,6 @@ def test_an_object_is_read():
 
 
 def django(**settings):
-    """Return an app configured the way of Django."""
     module = types.ModuleType("settings")
     vars(module).update({"DEBUG": True, "TIME_ZONE": "UTC", **settings})
     app = Celery("shop", set_as_current=False)
@@ -161,7 +151,6 @@ def django(**settings):
 
 
 def test_settings_of_django_are_read():
-    """``config_from_object(..., namespace="CELERY")``: CELERY_REDLOCK_X is redlock_x."""
     app = django(
         CELERY_BROKER_URL="memory://",
         CELERY_REDLOCK_NODES=NODES,
@@ -174,7 +163,6 @@ def test_settings_of_django_are_read():
 
 
 def test_unknown_settings_of_django_are_refused_with_the_nearest():
-    """A misspelt CELERY_REDLOCK_X is a mistake like any other."""
     app = django(CELERY_REDLOCK_NODES=NODES, CELERY_REDLOCK_TLL=12.0)
     with pytest.raises(ConfigurationError, match=r"redlock_tll.*redlock_ttl"):
         _ = settings_of(app)
@@ -220,7 +208,6 @@ def test_upper_case_without_a_namespace_is_refused():
     ],
 )
 def test_a_redis_of_the_app_is_the_single_node(broker, backend, node):
-    """Without redlock_nodes the result backend, else the broker, keeps the locks."""
     app = Celery("shop", broker=broker, backend=backend, set_as_current=False)
     settings = settings_of(app)
     assert settings.is_fallback
@@ -228,14 +215,12 @@ def test_a_redis_of_the_app_is_the_single_node(broker, backend, node):
 
 
 def test_the_environment_of_celery_counts_for_the_single_node(monkeypatch):
-    """CELERY_RESULT_BACKEND and CELERY_BROKER_URL mean to us what they mean to Celery."""
     monkeypatch.setenv("CELERY_BROKER_URL", "redis://broker/3")
     app = Celery("shop", set_as_current=False)
     assert list(settings_of(app).nodes) == ["redis://broker/3"]
 
 
 def test_nodes_win_over_the_single_node():
-    """A fallback is for want of a setting only."""
     settings = settings_of(app_with(broker="redis://broker/0", redlock_nodes=NODES))
     assert not settings.is_fallback
     assert list(settings.nodes) == NODES
@@ -243,14 +228,12 @@ def test_nodes_win_over_the_single_node():
 
 @pytest.mark.parametrize("backend", [None, "rpc://", "db+sqlite://", "cache+memory://"])
 def test_without_any_redis_the_setting_is_asked_for(backend):
-    """Neither nodes nor a Redis to fall back to: the error names the setting."""
     app = Celery("shop", broker="amqp://broker", backend=backend, set_as_current=False)
     with pytest.raises(ConfigurationError, match="redlock_nodes is not set"):
         _ = settings_of(app)
 
 
 def test_no_password_is_told():
-    """An error about nodes shows which, and no secret."""
     nodes = ["redis://:hush@one:1/0", "redis://:hush@one:1/0", "redis://:hush@two:1/0"]
     with pytest.raises(ConfigurationError, match="one:1/0") as refused:
         _ = settings_of(app_with(redlock_nodes=nodes))
@@ -259,7 +242,6 @@ def test_no_password_is_told():
 
 @pytest.mark.parametrize("how", ["task_cls as text", "task_cls", "app.Task"])
 def test_every_task_of_an_app_can_be_protected(how):
-    """``task_cls="celery_redlock:RedlockTask"`` and ``app.Task = RedlockTask`` do the same."""
     task_cls = {"task_cls as text": "celery_redlock:RedlockTask", "task_cls": RedlockTask}.get(how)
     app = Celery("shop", broker="memory://", task_cls=task_cls, set_as_current=False)
     if how == "app.Task":
@@ -274,6 +256,5 @@ def test_every_task_of_an_app_can_be_protected(how):
 
 
 def test_settings_know_nothing_of_celery():
-    """Any mapping of plain names will do."""
     settings = Settings.from_conf({"redlock_nodes": NODES, "redlock_prefix": "shop"})
     assert settings.rules.prefix == "shop"

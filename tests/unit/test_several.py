@@ -27,19 +27,16 @@ NAMES = {WAIT: "wait", LEAVE: "leave", RELEASE: "release"}
 
 @pytest.fixture
 def nodes():
-    """Five nodes in memory."""
     with memory_quorum() as nodes:
         yield nodes
 
 
 def both(wait=0.0, **options):
-    """Return what one asks for who wants two locks, the later one first."""
     return [LockRequest(name, 10.0, wait, **options) for name in ("z", "a")]
 
 
 @contextmanager
 def in_each_pause(nodes, do):
-    """Call *do* whenever somebody waits."""
     driver = nodes.locks.driver
     sleep = driver._sleep
 
@@ -53,7 +50,6 @@ def in_each_pause(nodes, do):
 
 
 def test_all_are_held_or_none(nodes):
-    """In the order of their names; what was taken before a refusal is free again."""
     held = nodes.locks.take_all(both())
     assert list(held) == ["a", "z"]
     for lock in held.values():
@@ -67,7 +63,6 @@ def test_all_are_held_or_none(nodes):
 
 @pytest.mark.parametrize("name", ["a", "z"])
 def test_who_waits_for_one_holds_no_other(nodes, name):
-    """Whichever that is: others may have it meanwhile."""
     other, seen = "za"[name == "z"], []
     blocker = nodes.hold(name)
 
@@ -85,7 +80,6 @@ def test_who_waits_for_one_holds_no_other(nodes, name):
 
 
 def test_time_that_is_over_is_over(nodes):
-    """The last refusal is the answer, and nothing is held."""
     began = nodes.clock.now()
     with nodes.hold("z"), pytest.raises(LockTaken, match="'z'"):
         nodes.locks.take_all(both(wait=5.0))
@@ -94,7 +88,6 @@ def test_time_that_is_over_is_over(nodes):
 
 
 def test_a_quorum_that_comes_back_in_time_is_waited_for(nodes):
-    """As for one lock."""
     for node in nodes.nodes[:3]:
         node.down()
 
@@ -115,7 +108,6 @@ def test_a_lease_that_lapses_is_waited_for(nodes):
 
 
 def test_a_marker_that_stands_leaves_nothing(nodes):
-    """As for one lock."""
     nodes.locks.mark(Marker("m", "done", 60.0))
     with pytest.raises(MarkerStands):
         nodes.locks.take_all(both(wait=60.0, marker="m"))
@@ -126,8 +118,6 @@ def test_a_marker_that_stands_leaves_nothing(nodes):
 
 
 class DriveBoth(Drive):
-    """One acquire of the locks *a* and *z*, taken a step at a time."""
-
     def __init__(self, **wanted):
         super().__init__(ears=Ears(), **wanted)
 
@@ -135,14 +125,12 @@ class DriveBoth(Drive):
         return acquire_all(self.client, [replace(wanted, name=name) for name in ("z", "a")])
 
     def expect(self, name, ballot):
-        """Answer the next question, which is for the lock *name*, and go on."""
         self.go_on_to_ask()
         assert self.step.request.keys[0].decode() == f"redlock:lock:{name}"
         self.vote(*ballot)
         return self
 
     def words(self):
-        """Return what was told the nodes since the last call: the script, and about what."""
         said = []
         for tell in self.told:
             name = tell.request.keys[0].decode().rpartition(":")[2]
@@ -152,12 +140,10 @@ class DriveBoth(Drive):
 
     @property
     def lines(self):
-        """The lines in which this waits."""
         return [waiting.line.decode() for waiting in self.client.listener.waiting]
 
 
 def waiting_for_the_second():
-    """Return one that was granted *a* and refused *z*, and waits for that."""
     return DriveBoth(wait=10.0).expect("a", FREE).expect("z", TAKEN).go_on_to(Sleep)
 
 
@@ -198,7 +184,6 @@ def test_who_is_refused_another_one_then_waits_for_that():
 
 
 def test_who_waited_as_a_message_waits_since_then():
-    """Whichever of its locks it is refused."""
     drive = DriveBoth(wait=10.0, queued_since=1.6e9).expect("a", FREE).expect("z", TAKEN)
     drive.go_on_to(Sleep)
     drive.wake().expect("a", TAKEN).go_on_to(Sleep)
@@ -227,7 +212,6 @@ def test_without_a_quorum_it_asks_again_soon_and_nobody_wakes_it():
 
 
 def test_who_waits_for_one_comes_as_who_waits_for_a_lock_alone():
-    """Down to once a second, sooner where a lease lapses, and later where others are before it."""
     drive, pauses = DriveBoth(wait=600.0), []
     for ttl in [60.0] * 9 + [0.25]:
         drive.expect("a", FREE).expect("z", [refused(ttl=ttl)] * 3).go_on_to(Sleep)
@@ -274,7 +258,6 @@ def test_a_first_that_has_grown_old_by_then_is_none():
 
 @pytest.mark.parametrize("where", ["pause", "first", "second", "leaving"])
 def test_who_is_interrupted_leaves_nothing(where):
-    """Neither a lock, nor somebody who seems to wait."""
     drive = waiting_for_the_second()
     drive.words()
     left = {

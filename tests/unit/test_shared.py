@@ -11,15 +11,12 @@ from celery_redlock.task.base import check_tasks
 
 @pytest.fixture
 def app():
-    """An app that is configured, and never connected."""
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.redlock_nodes = ["redis://one:1/0"]
     return app
 
 
 def declare(app, name, **options):
-    """Declare a task."""
-
     @app.task(name=name, base=RedlockTask, shared=False, **options)
     def job(customer=0, c=0):
         pass

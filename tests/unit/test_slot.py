@@ -25,14 +25,12 @@ names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 
 @given(entry=names, due=moments, overlap=st.sampled_from(OVERLAP))
 def test_a_slot_is_read_back_as_it_was_written(entry, due, overlap):
-    """Any name and any millisecond come back the same, by way of JSON, too."""
     slot = Slot(entry, due, overlap)
     assert Slot.of(slot.parts) == slot
     assert Slot.of(tuple(json.loads(json.dumps(slot.parts)))) == slot
 
 
 def test_a_slot_is_plain_to_read():
-    """Entry, slot and overlap stand in it as words."""
     assert Slot("report", DUE).parts == TOLD
 
 
@@ -68,7 +66,6 @@ FORGED = [
 
 @pytest.mark.parametrize("told", FORGED)
 def test_what_makes_no_sense_says_nothing(told):
-    """Anybody can publish: junk in a header is no slot, and no error."""
     assert Slot.of(told) is None
 
 
@@ -80,14 +77,12 @@ JSON = st.recursive(
 
 @given(told=st.lists(JSON | st.sampled_from(TOLD), min_size=3, max_size=3) | JSON)
 def test_no_header_raises(told):
-    """Whatever JSON stands in it, a slot comes of it or nothing."""
     found = Slot.of(told)
     assert found is None or found.parts == told
 
 
 @given(due=st.from_regex(r"[0-9]{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", fullmatch=True))
 def test_no_date_raises(due):
-    """A date that is well formed but is none, in whatever digits, is no error."""
     found = Slot.of(["report", due, "skip"])
     assert found is None or found.moment.tzinfo is timezone.utc
 
@@ -105,7 +100,6 @@ def test_a_slot_has_one_task_id_everywhere():
     second=st.tuples(names, names, moments),
 )
 def test_different_slots_have_different_task_ids(first, second):
-    """Another beat, entry or moment is another task."""
     ids = {Slot(entry, due).task_id(beat) for beat, entry, due in (first, second)}
     assert len(ids) == len({first, second})
 
@@ -116,14 +110,12 @@ def test_different_slots_have_different_task_ids(first, second):
      (("beat", "a", DUE), ("beat", "a", DUE + 0.001)), (("b", "eat/a", DUE), ("beat", "/a", DUE))],
 )  # fmt: skip
 def test_task_ids_differ_in_each_part(one, other):
-    """A millisecond or a letter is enough, and parts are not run together."""
     ids = [Slot(entry, due).task_id(beat) for beat, entry, due in (one, other)]
     assert ids[0] != ids[1]
 
 
 @pytest.mark.parametrize("length", [1, LONGEST_ENTRY, LONGEST_ENTRY + 1, 10_000])
 def test_a_run_is_known_by_what_it_tells(length):
-    """What a holder tells of itself, by way of JSON, says whether it is a run of the entry."""
     slot = Slot("n" * length, DUE)
     told = json.loads(json.dumps({"pid": 7, **slot.info}))
     assert len(json.dumps(told)) < 400
@@ -137,13 +129,11 @@ def test_a_run_is_known_by_what_it_tells(length):
      {"slot": [["report"]]}, {"slot": [None, "report"]}, {"slot": 7}],
 )  # fmt: skip
 def test_who_tells_of_no_slot_is_no_run_of_an_entry(holder):
-    """A holder of another making, or none, is not taken for a run of the entry."""
     assert not Slot("report", DUE).is_run_of_entry(holder)
 
 
 @pytest.fixture
 def options():
-    """Return the options of a task that takes a lock and no marker."""
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.redlock_nodes = ["redis://one:1/0", "redis://two:2/0", "redis://three:3/0"]
 
@@ -161,7 +151,6 @@ def test_a_slot_leaves_a_tasks_options_alone(options, overlap):
 
 
 def test_a_buffered_run_waits_for_the_one_before_it(options):
-    """One runs, one waits, and further ones are merged into it; all else is the task's own."""
     adjusted = Slot("report", DUE, "buffer_one").adjust(options)
     assert (adjusted.unique_until, adjusted.on_duplicate) == ("finished", "rerun")
     assert adjusted.reruns

@@ -47,7 +47,6 @@ LETTERS = {
 
 
 def ballot_of(word):
-    """Return the ballot that a word stands for."""
     return [LETTERS[letter] for letter in word]
 
 
@@ -94,13 +93,11 @@ TABLE = [
 
 @pytest.mark.parametrize(("word", "state"), TABLE, ids=[word for word, _ in TABLE])
 def test_a_ballot_has_one_meaning(word, state):
-    """The table, whatever the order of the nodes."""
     assert state_of(ballot_of(word)) is state
     assert state_of(ballot_of(word[::-1])) is state
 
 
 def test_every_ballot_has_a_meaning():
-    """No combination of votes is left out, and asking what it means fails for none."""
     for word in EVERY:
         ballot = ballot_of(word)
         assert state_of(ballot) is None or state_of(ballot) in SlotState
@@ -112,14 +109,12 @@ def test_every_ballot_has_a_meaning():
 
 @given(word=st.text(st.sampled_from(list(LETTERS)), min_size=5, max_size=5), data=st.data())
 def test_the_order_of_the_nodes_does_not_matter(word, data):
-    """The same votes in another order mean the same."""
     mixed = data.draw(st.permutations(word))
     assert state_of(ballot_of(word)) is state_of(ballot_of(mixed))
     assert claim_is_decided(ballot_of(word)) is claim_is_decided(ballot_of(mixed))
 
 
 def test_one_node_suffices_to_know_better():
-    """A newer leader, and next to that a publish, is known from a single node, and at once."""
     for word in EVERY:
         state = state_of(ballot_of(word))
         assert (state is D) is ("d" in word)
@@ -129,7 +124,6 @@ def test_one_node_suffices_to_know_better():
 
 
 def test_a_claim_takes_a_quorum_of_the_configured_nodes():
-    """However many are silent, the majority is that of all of them."""
     for word in EVERY:
         if state_of(ballot_of(word)) in OURS:
             assert 2 * (word.count("G") + word.count("u")) > len(word)
@@ -149,7 +143,6 @@ def test_a_doubt_needs_a_claim_that_may_have_reached_a_majority():
 
 
 def test_taken_and_ahead_mean_that_no_claim_is_possible():
-    """Neither is said while a quorum could still be ours."""
     for word in EVERY:
         state = state_of(ballot_of(word))
         if state is T:
@@ -159,7 +152,6 @@ def test_taken_and_ahead_mean_that_no_claim_is_possible():
 
 
 def completions(word):
-    """Return the words that can become of *word* when those that are silent answer."""
     fills = product(LETTERS, repeat=word.count("-"))
     for fill in fills:
         letters = iter(fill)
@@ -180,7 +172,6 @@ def test_what_is_decided_stays_decided(nodes):
 
 
 def test_a_decision_comes_at_last_or_the_time_is_over():
-    """What is decided means something; a claim in doubt is left open for all that may answer."""
     for word in EVERY:
         ballot = ballot_of(word)
         if claim_is_decided(ballot):
@@ -227,7 +218,6 @@ def test_a_slot_that_may_have_been_published_is_never_free_of_doubt(nodes):
 
 
 def held(letter, kind=VoteKind.GRANTED, ttl=5.0):
-    """Return a grant that tells of a holder by a letter, ``.`` for none."""
     value = b"" if letter == "." else token_of(letter).encode() + b'{"pid":7}'
     return Vote(kind, ttl=ttl if value else 0.0, value=value)
 
@@ -239,7 +229,6 @@ LOCKS = {
 
 
 def locks_of(word):
-    """Return the ballot that a word stands for."""
     return [LOCKS[letter] for letter in word]
 
 
@@ -258,7 +247,6 @@ def test_a_holder_is_named_by_half_of_those_that_granted(nodes):
 
 @pytest.mark.parametrize("nodes", [1, 3, 5])
 def test_a_holder_that_is_decided_stays_decided(nodes):
-    """No answer that comes later names another one."""
     spell = combinations_with_replacement(LOCKS, nodes)
     for word in spell:
         if not lock_is_decided(locks_of(word)):
@@ -272,14 +260,12 @@ def test_a_holder_that_is_decided_stays_decided(nodes):
 
 @pytest.mark.parametrize("nodes", [1, 3, 5])
 def test_a_holder_with_a_majority_is_named_if_all_tell(nodes):
-    """A lock that is held on a majority of the nodes is known from all of them."""
     for word in product("xy.", repeat=nodes):
         most = [letter for letter in "xy" if word.count(letter) >= quorum(nodes)]
         assert [holder_in(locks_of(word)).get("token", "")[:1]] == (most or [""])
 
 
 def test_a_claim_waits_for_word_of_the_holder():
-    """A majority that granted is not enough while the lock's holder is not known."""
     assert not claim_is_decided(locks_of("x.-"))
     assert claim_is_decided(locks_of("xx-"))
     assert claim_is_decided(locks_of("..-"))
@@ -287,14 +273,12 @@ def test_a_claim_waits_for_word_of_the_holder():
 
 
 def test_a_holder_is_told_with_its_longest_lease():
-    """What it tells of itself, its token by the part that proves nothing, and the lease [s]."""
     ballot = [held("x", ttl=2.0), held("x", ttl=4.0), held("y", ttl=9.0)]
     assert holder_in(ballot) == {"pid": 7, "token": token_of("x")[:8], "ttl": 4.0}
 
 
 @pytest.mark.parametrize("ballot", [[], [SILENT], [unreachable()] * 3, [refused("x")] * 3])
 def test_nobody_is_named_by_nobody(ballot):
-    """Without a grant nothing is known of a holder."""
     assert holder_in(ballot) == {}
 
 
@@ -302,7 +286,6 @@ def test_nobody_is_named_by_nobody(ballot):
 
 
 def seen(slot, state=b"settled"):
-    """Return what a node tells of its record."""
     return Vote(VoteKind.GRANTED, slot, value=state)
 
 
@@ -314,7 +297,6 @@ LAST = {
 
 @pytest.mark.parametrize("nodes", [1, 3, 5])
 def test_the_last_slot_is_the_newest_that_any_node_knows(nodes):
-    """It is settled if any node says so of that very slot."""
     for word in product(LAST, repeat=nodes):
         newest = "CS" if set(word) & set("CS") else "cs"
         expected = None
@@ -325,7 +307,6 @@ def test_the_last_slot_is_the_newest_that_any_node_knows(nodes):
 
 @given(milliseconds=st.integers(1, 4_102_444_800_000))
 def test_a_slot_survives_its_stamp(milliseconds):
-    """Whole milliseconds go to the nodes and come back the same."""
     due = milliseconds / 1000.0
     assert stamp(due) == b"%d" % milliseconds
     assert last_of([seen(milliseconds)]).due == due
@@ -342,22 +323,17 @@ KEPT = 86_400.0
 
 
 class SlotNode(ScriptNode):
-    """A node of the world, which knows one record."""
-
     def __init__(self, world):
         super().__init__(RULES, lambda: BEGIN + world.now)
 
     @property
     def is_held_back(self):
-        """Whether it lost its memory a while ago."""
         return bool(self.ask(b"EXISTS", self.keys.quarantine))
 
     def let_vote(self):
-        """End its quarantine."""
         self.ask(b"DEL", self.keys.quarantine)
 
     def knows(self):
-        """Return the last slot and the newest fence that it knows, 0 for none."""
         told = self.ask(b"HMGET", slot_key(RULES, ENTRY), b"slot", b"fence")
         return [int(value or 0) for value in told]
 
@@ -407,16 +383,13 @@ class Leader:
     # -- as a driver -----------------------------------------------------------------
 
     def tell(self, request):
-        """Send a note; it arrives when it does."""
         for link in self.links:
             link.append(request)
 
     def ask(self, step):
-        """Ask, and let the world go on until all is decided or the time is over."""
         return self.ask_all([step])[0]
 
     def ask_all(self, steps):
-        """Ask several questions."""
         return [self._ask(step) for step in steps]
 
     def _ask(self, step):
@@ -434,12 +407,10 @@ class Leader:
     # -- what it does ----------------------------------------------------------------
 
     def claim_of(self, slot):
-        """Return a claim."""
         is_sent = self.world.remembers and slot == self.sent
         return Claim(ENTRY, slot / 1000.0, self.token, self.fence, KEPT, is_sent=is_sent)
 
     def work(self):
-        """Yield between any two things that it does."""
         while True:
             try:
                 found = self.slots.look([ENTRY]).get(ENTRY)
@@ -453,7 +424,6 @@ class Leader:
                 last += 1
 
     def publish(self, slot):
-        """Return whether a slot needs no more publishing."""
         world, claim = self.world, self.claim_of(slot)
         began = world.count()
         try:
@@ -518,23 +488,19 @@ class World:
         self.restarts, self.is_calm = 1, False
 
     def count(self):
-        """Return a number that only grows."""
         self._count += 1
         return self._count
 
     def is_lucky(self, share):
-        """Return true as often as *share* says."""
         return self.chance.random() < share
 
     def claimed(self, leader, began):
-        """Note that a claim was granted, which *began* at that count."""
         for fence, when in self.newest_began.items():
             if fence > leader.fence and when < began:
                 self.faults.append(f"{leader.fence} claimed a slot after {fence} had")
         self.newest_began.setdefault(leader.fence, self.count())
 
     def hear(self, leader, position):
-        """Return a node's answer to the last question of a leader, or that there is none."""
         node = self.nodes[position]
         if not node.is_up or self.is_lucky(0.1):
             return unreachable() if self.is_lucky(0.5) else SILENT
@@ -542,7 +508,6 @@ class World:
         return SILENT if self.is_lucky(0.1) else vote
 
     def deliver(self, link, node, most=99):
-        """Let arrive what was sent to a node; returns its last answer."""
         vote = SILENT
         while link and most:
             vote = node.vote(link.popleft())
@@ -550,7 +515,6 @@ class World:
         return vote
 
     def happen(self):
-        """Let something happen: a leader goes on, a message arrives or is lost, a node fails."""
         self.now += 1
         what = self.chance.random() * (0.83 if self.is_calm else 1.0)
         node = self.chance.choice(self.nodes)
@@ -574,7 +538,6 @@ class World:
             self.restart(node)
 
     def restart(self, node):
-        """Have a node lose its memory, if the others know as much; or let it vote again."""
         if any(leader.is_busy for leader in self.leaders):
             return
         for position, one in enumerate(self.nodes):
@@ -593,13 +556,11 @@ class World:
             node.restart()
 
     def elect(self):
-        """Have a new leader, whose fence is larger than all before."""
         self.newest += 1
         self.leaders.append(Leader(self, self.newest))
         return self.leaders[-1]
 
     def step(self, leader):
-        """Let a leader do the next thing, unless it is over, or in the middle of one."""
         if leader.is_over or leader.is_busy:
             return
         leader.is_busy = True
@@ -627,7 +588,6 @@ class World:
         return self.judge(is_done=last.is_over)
 
     def judge(self, *, is_done):
-        """Note which laws were broken."""
         if not is_done:
             self.faults.append("the last leader hangs")
         for slot in range(1, self.slots + 1):
@@ -644,7 +604,6 @@ SEEDS = range(250)
 
 
 def faults(seeds=SEEDS, **how):
-    """Return all laws that are broken in many worlds, by seed."""
     found = {seed: World(seed, **how).live().faults for seed in seeds}
     return {seed: faults for seed, faults in found.items() if faults}
 
@@ -693,8 +652,6 @@ def test_a_publish_that_is_forgotten_breaks_the_law():
 
 
 class Recorder:
-    """A driver that answers as a test says, and remembers what was put to the nodes."""
-
     labels = ("node-0", "node-1", "node-2")
 
     def __init__(self, word="GGG"):
@@ -702,31 +659,28 @@ class Recorder:
         self.asked, self.told, self.rounds = [], [], 0
 
     def ask(self, step):
-        """Return the ballot."""
         return self.ask_all([step])[0]
 
     def ask_all(self, steps):
-        """Return the ballot for each."""
         self.rounds += 1
         self.asked += steps
         return [self.ballot for _ in steps]
 
     def tell(self, request):
-        """Note what was told."""
         self.told.append(request)
 
 
 CLAIMED = Claim(ENTRY, 1.7e9, "a" * 40, 7, 60.0)
 
 
+def slots_of(driver):
+    return Slots(Participant(RULES, driver.labels), driver)
+
+
 @pytest.mark.parametrize("entries", [0, 1, BATCH, BATCH + 1, 3 * BATCH])
 def test_many_records_are_looked_at_in_few_rounds(entries):
-    """A round for so many; each waits for all nodes, and what has no slot is left out."""
     driver = Recorder()
-    assert (
-        Slots(Participant(RULES, driver.labels), driver).look([f"e{i}" for i in range(entries)])
-        == {}
-    )
+    assert slots_of(driver).look([f"e{i}" for i in range(entries)]) == {}
     assert driver.rounds == -(-entries // BATCH)
     assert len({step.request.keys for step in driver.asked}) == entries
     assert not any(step.decided(driver.ballot) for step in driver.asked)
@@ -734,17 +688,15 @@ def test_many_records_are_looked_at_in_few_rounds(entries):
 
 @pytest.mark.parametrize("word", ["G--", "GUU", "---", "GQ-"])
 def test_a_minority_cannot_tell_the_last_slot(word):
-    """What no quorum tells is not known, rather than nothing."""
     driver = Recorder(word)
     with pytest.raises(QuorumUnavailable):
-        Slots(Participant(RULES, driver.labels), driver).look([ENTRY])
+        slots_of(driver).look([ENTRY])
 
 
 @pytest.mark.parametrize(("word", "state"), [(w, s) for w, s in TABLE if len(w) == 3])
 def test_a_claim_ends_as_its_ballot_says(word, state):
-    """The state is told; without one it raises, and tells what each node answered."""
     driver = Recorder(word)
-    slots = Slots(Participant(RULES, driver.labels), driver)
+    slots = slots_of(driver)
     if state is None:
         with pytest.raises(QuorumUnavailable) as undecided:
             slots.claim(CLAIMED)
@@ -754,17 +706,15 @@ def test_a_claim_ends_as_its_ballot_says(word, state):
 
 
 def test_quarantines_tell_when_to_claim_again():
-    """Where they are what keeps a quorum away, the error says how long."""
     driver = Recorder("GQQ")
     with pytest.raises(QuorumUnavailable) as undecided:
-        Slots(Participant(RULES, driver.labels), driver).claim(CLAIMED)
+        slots_of(driver).claim(CLAIMED)
     assert undecided.value.retry_after == 5.0
 
 
 def test_settling_tells_all_nodes_and_waits_for_none():
-    """It is a note, under the key and slot of the claim."""
     driver = Recorder()
-    Slots(Participant(RULES, driver.labels), driver).settle(CLAIMED)
+    slots_of(driver).settle(CLAIMED)
     (request,) = driver.told
     assert (request.script, request.arguments[0]) == (SETTLE, b"1700000000000")
     assert driver.asked == []
@@ -776,13 +726,12 @@ def test_a_claim_that_fails_is_taken_back(word, is_sent):
     """So that the next leader need not doubt it, unless its slot may have been published before."""
     driver = Recorder(word)
     with suppress(QuorumUnavailable):
-        Slots(Participant(RULES, driver.labels), driver).claim(replace(CLAIMED, is_sent=is_sent))
+        slots_of(driver).claim(replace(CLAIMED, is_sent=is_sent))
     assert [request.script for request in driver.told] == ([] if is_sent else [WITHDRAW])
 
 
 @pytest.mark.parametrize("word", ["GGG", "GG-", "uu-", "uuu"])
 def test_a_claim_that_is_ours_stays(word):
-    """What is about to be published is not taken back."""
     driver = Recorder(word)
-    Slots(Participant(RULES, driver.labels), driver).claim(CLAIMED)
+    slots_of(driver).claim(CLAIMED)
     assert driver.told == []

@@ -16,7 +16,6 @@ TTL = 30.0
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that is moved by hand, for leases and watchdog alike."""
     fake = FakeClock()
     monkeypatch.setattr("celery_redlock.lock.clock.now", fake)
     return fake
@@ -45,21 +44,17 @@ class Threadless(Watchdog):
         """Start nothing."""
 
     def wake_up(self):
-        """Do all that is due now."""
         while batch := self.take_due():
             self.renew(batch)
 
 
 @pytest.fixture
 def told():
-    """What the watchdog told: lock name, and whether it is lost."""
     return []
 
 
 @pytest.fixture
 def watchdog(clock, told):
-    """A watchdog whose nodes renew all they are asked for."""
-
     def extend(leases):
         return [lease.renewed(clock() + lease.ttl * 0.95, 1.0) for lease in leases]
 
@@ -68,8 +63,6 @@ def watchdog(clock, told):
 
 @pytest.fixture
 def take(watchdog, clock):
-    """Take a lock just now and have it watched."""
-
     def taken(name="k"):
         held = HeldLock(lease_of(clock, name, ttl=TTL, valid_until=clock() + TTL * 0.95))
         watchdog.watch(held, clock())
@@ -79,7 +72,6 @@ def take(watchdog, clock):
 
 
 def test_one_wake_up_is_one_warning(take, watchdog, clock, said, caplog):
-    """However many leases are late, expired or not; with the fix."""
     locks = [take(f"k{n}") for n in range(3 * BATCH)]
     clock.advance(TTL / 3 + 7.0)
     watchdog.wake_up()
@@ -90,7 +82,6 @@ def test_one_wake_up_is_one_warning(take, watchdog, clock, said, caplog):
 
 
 def test_leases_that_have_ended_by_then_count_too(take, watchdog, clock, said, told):
-    """The longest delay is named, and each loss is told for itself."""
     locks = [take("first")]
     clock.advance(2.0)
     locks.append(take("second"))
@@ -102,7 +93,6 @@ def test_leases_that_have_ended_by_then_count_too(take, watchdog, clock, said, t
 
 
 def test_each_time_is_told_of(take, watchdog, clock, said):
-    """A lease that was renewed late and is late again is warned of again."""
     take()
     for _ in range(3):
         clock.advance(TTL / 3 + 6.0)
@@ -161,7 +151,6 @@ def test_a_lease_that_ended_unnoticed_is_told_of_when_it_is_given_back(
 
 
 def test_a_lease_given_back_in_time_is_no_loss(take, watchdog, clock, said, told):
-    """Nor is one whose loss was told before."""
     early, late = take("early"), take("late")
     clock.advance(TTL * 0.9)
     watchdog.unwatch(early)

@@ -12,8 +12,6 @@ NOBODY = Finding(None, ())
 
 
 class Clocks:
-    """The clocks of nodes as one client reads them; its own may lose time."""
-
     def __init__(self, nodes):
         self.now = 100.0
         self.ahead = [1000.0 + node for node in range(nodes)]
@@ -21,7 +19,6 @@ class Clocks:
         self.read()
 
     def read(self, *positions, after=0.01):
-        """Read these clocks, or all, a moment after the last reading."""
         sent = self.now + after
         self.now = sent + 0.001
         for position in positions or range(len(self.clocks)):
@@ -35,14 +32,12 @@ class Clocks:
 
     @property
     def found(self):
-        """Whose clock has moved."""
         return whose(self.clocks)
 
 
 @pytest.mark.parametrize("nodes", [3, 5, 7])
 @pytest.mark.parametrize("lost", [0.2, 0.5, 30.0, -0.5])
 def test_most_nodes_that_move_alike_tell_of_our_clock(nodes, lost):
-    """It need not be all of them: a majority that answers suffices."""
     clocks = Clocks(nodes)
     clocks.step(lost)
     most = range(nodes // 2 + 1)
@@ -128,7 +123,6 @@ def test_two_of_three_that_step_together_are_doubted_and_not_blamed():
 
 
 def test_two_of_five_that_step_are_blamed_each():
-    """Together or each by its own length, they are fewer than those that went on."""
     clocks = Clocks(5)
     clocks.step(30.0, 0, 1)
     clocks.step(7.0, 1)

@@ -68,7 +68,6 @@ class Source:
             node = self.parents[node]
 
     def of_type(self, *kinds):
-        """Return all nodes of these kinds."""
         return [node for node in self.nodes if isinstance(node, kinds)]
 
     def is_short_for_a_reason(self, node):
@@ -269,7 +268,6 @@ RULES = {rule.__name__: rule for rule in (upper_bounds, short_waits, retries, ba
 
 @pytest.fixture(scope="module")
 def suite():
-    """Every file under `tests`, by its path."""
     return {
         path.relative_to(PROJECT): Source(path.read_text()) for path in sorted(TESTS.rglob("*.py"))
     }
@@ -277,7 +275,6 @@ def suite():
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_suite_obeys(suite, rule):
-    """Every file of it."""
     found = [
         f"{path}:{line}: {fix}"
         for path, source in suite.items()
@@ -287,7 +284,6 @@ def test_the_suite_obeys(suite, rule):
 
 
 def test_no_plug_in_runs_tests_again():
-    """Nor does an option of pytest."""
     known = "\n".join(
         path.read_text() for path in (PROJECT / "pyproject.toml", PROJECT / "constraints.txt")
     )
@@ -362,7 +358,6 @@ FINE = [
 
 @pytest.mark.parametrize(("rule", "text"), [(r, text) for r in PLANTED for text in PLANTED[r]])
 def test_what_breaks_a_rule_is_found(rule, text):
-    """In its line, and by no other rule."""
     lines = text.replace("  # here", "").splitlines()
     (here,) = [n for n, line in enumerate(text.splitlines(), 1) if line.endswith("# here")]
     source = Source("\n".join(lines))
@@ -373,5 +368,4 @@ def test_what_breaks_a_rule_is_found(rule, text):
 
 @pytest.mark.parametrize("text", FINE)
 def test_what_breaks_no_rule_is_not(text):
-    """Nothing is found in it."""
     assert [found for rule in RULES.values() for found in rule(Source(text))] == []

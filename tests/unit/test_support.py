@@ -17,18 +17,15 @@ def _event(kind, at, body, name="n"):
 
 
 def _told(log):
-    """Return the pairs of overlapping bodies by their ids."""
     return [(a.body, b.body) for a, b in recording.overlaps(log)]
 
 
 def test_bodies_one_after_the_other_do_not_overlap():
-    """Not even when one ends at the very moment the next one starts."""
     log = [_event("start", 1, "a"), _event("end", 2, "a"), _event("start", 2, "b")]
     assert _told([*log, _event("end", 3, "b")]) == []
 
 
 def test_every_overlapping_pair_is_found():
-    """Three at once are three pairs, in whatever order their lines stand in the file."""
     log = [_event("start", n, name) for n, name in enumerate("abc")]
     log += [_event("end", 10 + n, name) for n, name in enumerate("abc")]
     assert _told(log) == [("a", "b"), ("a", "c"), ("b", "c")]
@@ -36,7 +33,6 @@ def test_every_overlapping_pair_is_found():
 
 
 def test_bodies_of_different_names_may_overlap():
-    """Only those of one name have to be alone."""
     log = [_event("start", 1, "a"), _event("start", 2, "b", name="m"), _event("end", 3, "a")]
     assert _told(log) == []
 
@@ -51,7 +47,6 @@ def test_a_killed_body_lasts_until_its_last_event():
 
 
 def test_a_body_that_fails_has_ended_too(events):
-    """The end of a body is recorded on every path out of it, with the error's name."""
     with pytest.raises(KeyboardInterrupt), recording.body(events, "n", task_id="7"):
         raise KeyboardInterrupt
     start, end = recording.read(events)
@@ -69,7 +64,6 @@ def test_a_half_written_line_is_left_for_later(events):
 
 
 def test_lines_of_many_processes_do_not_mix(events):
-    """Each is one write at the end of the file."""
     code = f"""if True:
         from support.events import record
         for n in range(300):
@@ -86,7 +80,6 @@ def test_lines_of_many_processes_do_not_mix(events):
 
 
 def test_waiting_ends_with_a_clear_word():
-    """The message says what was waited for, how long, and what the last answer was."""
     with pytest.raises(
         AssertionError, match=r"no miracle within 0\.01 s; the last answer was \[\]"
     ):

@@ -31,22 +31,18 @@ ME = {"task": "shop.bill", "task_id": "me"}
 
 
 def acquired(**more):
-    """Return the grant of a lock."""
     return events.LockAcquired("name", 7, 0.001, **{**ME, **more})
 
 
 def released(held=0.5, **more):
-    """Return the release of a lock."""
     return events.LockReleased("name", held, **{"ttl": 30.0, **ME, **more})
 
 
 def refused(kind=events.TaskSkipped, cause="conflict", **more):
-    """Return what a policy did with a task."""
     return kind("name", cause=cause, holder={**HOLDER, "token": "01234567"}, **ME, **more)
 
 
 def counted(*happened, at=AT):
-    """Return what one task did in one hour."""
     (counts,) = summed([(at, event) for event in happened]).values()
     return TaskTally.of([counts])
 
@@ -79,7 +75,6 @@ def clock(monkeypatch):
     ],
 )
 def test_in_enforce_mode_what_is_refused_did_not_run(event, ran, cause):
-    """Each refusal once, by its cause; one that waits is refused again and counts no more."""
     told = counted(event)
     assert (told.ran, told.ran_reported, told.reported) == (ran, 0, {})
     assert told.refused == ({cause: 1} if cause else {})
@@ -87,14 +82,12 @@ def test_in_enforce_mode_what_is_refused_did_not_run(event, ran, cause):
 
 @pytest.mark.parametrize("cause", ["conflict", "unavailable", "redelivered", "finished"])
 def test_in_report_mode_what_would_be_refused_ran(cause):
-    """It is an execution like others, and is not among those that were refused."""
     told = counted(refused(cause=cause, report=True), acquired(report=True), acquired())
     assert (told.ran, told.ran_reported) == (3, 2)
     assert (told.refused, told.reported) == ({}, {cause: 1})
 
 
 def test_a_duplicate_and_a_loss_may_be_only_reported():
-    """Neither is an execution of its own."""
     duplicate = events.DuplicatePublished("name", "shop.bill", "first", "join", report=True)
     told = counted(duplicate, events.LeaseLost("name", "deadline", report=True, **ME))
     assert (told.ran, told.refused) == (0, {})
@@ -106,14 +99,12 @@ def test_a_duplicate_and_a_loss_may_be_only_reported():
     [acquired(task=""), events.NodeDown("a", "refused"), events.LockRenewed("n", 1.0, **ME)],
 )
 def test_what_is_no_tasks_is_not_counted(event):
-    """Nor what happens between grant and release."""
     sent = []
     Tally(lambda *it: sent.append(it))(event)
     assert sent == []
 
 
 def test_an_example_names_both_sides_and_no_token():
-    """The newest of each cause."""
     told = counted(refused(), refused(report=True))
     example = told.examples["conflict"]
     assert example["holder"] == HOLDER
@@ -127,7 +118,6 @@ def test_an_example_names_both_sides_and_no_token():
 
 
 def test_holds_are_counted_by_their_lengths():
-    """With their sum, the longest, and the newest TTL."""
     told = counted(released(0.002), released(0.002), released(70.0), released(1.0, ttl=0.0))
     holds = told.holds
     assert (holds.count, holds.longest, holds.ttl) == (4, 70.0, 30.0)
@@ -136,7 +126,6 @@ def test_holds_are_counted_by_their_lengths():
 
 
 def test_hours_and_tasks_are_counted_apart():
-    """An hour ends for all processes at once."""
     noted = [(AT, acquired()), (AT, acquired(task="other")), (AT + 3600, acquired())]
     assert [(task, it.numbers["ran"]) for (_, task), it in summed(noted).items()] == [
         ("shop.bill", 1),
@@ -154,7 +143,6 @@ def test_a_name_that_cannot_be_encoded_is_left_out():
 
 
 def test_counts_are_sent_with_an_event_a_few_seconds_later(clock):
-    """The first at once, then all that came meanwhile, at the end what is left."""
     sent = []
     tally = Tally(lambda hour, task, counts: sent.append(counts.numbers["ran"]))
     tally(acquired())
@@ -206,7 +194,6 @@ def test_a_task_does_not_wait_for_the_sum(clock, monkeypatch):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_what_a_parent_counted_is_not_sent_by_its_child(clock):
-    """Neither when the child counts something nor at its end."""
     sent = []
     tally = Tally(lambda hour, task, counts: sent.append((task, counts.numbers["ran"])))
     tally(acquired())
@@ -229,7 +216,6 @@ def test_what_a_parent_counted_is_not_sent_by_its_child(clock):
 
 
 def counts(**numbers):
-    """Return counts."""
     return Counts(numbers, {})
 
 
@@ -240,7 +226,6 @@ def test_of_the_nodes_the_largest_counts():
 
 
 def test_hours_add_up():
-    """But for the first and last moment, the longest hold, and the newest TTL."""
     told = TaskTally.of(
         [
             counts(ran=3, first=1000, last=2000, longest=10_000, held=12_000, ttl=60_000),
@@ -254,20 +239,17 @@ def test_hours_add_up():
 
 
 def test_of_an_example_the_newest_counts():
-    """Whichever node or hour it is of."""
     parts = [Counts({}, {"example:lost": {"at": at}}) for at in (1.0, 3.0, 2.0)]
     assert TaskTally.of(parts).examples == {"lost": {"at": 3.0}}
 
 
 @pytest.mark.parametrize("junk", [b"x", b"-1", b"9" * 400, b"1.5", b"nan", None, 7, [], b""])
 def test_what_others_wrote_is_left_out(junk):
-    """Nothing of it is a number that we write, and no example."""
     reply = [junk] * (len(FIELDS) + len(EXAMPLES))
     assert read_counts(reply) == Counts({}, {})
 
 
 def test_a_key_is_short_whatever_the_name():
-    """And two long names have two."""
     one, other = (tally_key("redlock", 490_000, "x" * 500 + end) for end in "ab")
     assert one != other
     assert max(len(one), len(other)) < 200
@@ -277,7 +259,6 @@ def test_a_key_is_short_whatever_the_name():
 
 
 def test_classes_are_so_narrow_that_a_length_is_known_to_a_fifth():
-    """Six for each power of ten."""
     assert all(upper / lower < 1.5 for lower, upper in pairwise(HOLD_BOUNDS))
 
 
@@ -305,7 +286,6 @@ def test_the_quantiles_of_equal_lengths_are_that_length(length):
 
 
 def test_lengths_outside_of_all_classes():
-    """A millisecond at least, and the longest that there was."""
     counts = [0] * (len(HOLD_BOUNDS) + 1)
     counts[class_of(90_000.0)] = 1
     assert Holds(tuple(counts), 90_000.0, 90_000.0).quantile(0.5) == 90_000.0

@@ -33,7 +33,6 @@ BEGIN = StandBy(0.0, "starts")
 
 
 def holder(letter, **told):
-    """Return what a node tells of a leader."""
     return {"token": letter * 8, "pid": 7, "host": f"host-{letter}", "ttl": 5.0, **told}
 
 
@@ -45,21 +44,11 @@ def view(letter, number=0):
 
 
 def views(word):
-    """Return the views that a word stands for, one letter per node."""
     return [view(letter, number) for number, letter in enumerate(word)]
 
 
 class Locks:
-    """
-    Locks that do as a test says.
-
-    Attributes:
-        word: What the nodes see, as in `views`.
-        outcome: What comes of a bid: an error to raise, or a lease to hold.
-        taken: What was asked for.
-        given_back: Which locks were.
-        error: To be raised when a lock is given back.
-    """
+    """The nodes see *word*, as in `views`; a bid raises *outcome*, and giving back `error`."""
 
     def __init__(self, clock, word="...", outcome=None):
         self.rules = Rules()
@@ -68,27 +57,22 @@ class Locks:
         self.taken, self.given_back = [], []
 
     def inspect(self, name):
-        """Return what the nodes see."""
         assert name == NAME
         return views(self.word)
 
     def take(self, wanted):
-        """Return the lock, or raise."""
         self.taken.append(wanted)
         if self.outcome is not None:
             raise self.outcome
         return HeldLock(lease_of(self.clock, wanted.name))
 
     def give_back(self, held):
-        """Note it, or raise."""
         self.given_back.append(held)
         if self.error is not None:
             raise self.error
 
 
 class Office:
-    """An elector, its locks, and what its observers were told."""
-
     def __init__(self, clock):
         self.clock = clock
         self.locks = Locks(clock)
@@ -96,14 +80,12 @@ class Office:
         self.elector = Elector(self.locks, NAME, self.events.append)
 
     def bid(self, word="...", outcome=None, before=BEGIN):
-        """Return the result of a bid where the nodes see *word*."""
         self.locks.word, self.locks.outcome = word, outcome
         return self.elector.bid(before)
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that is moved by hand."""
     clock = FakeClock()
     monkeypatch.setattr("celery_redlock.lock.clock.now", clock)
     return clock
@@ -125,17 +107,14 @@ def draws(monkeypatch):
 
 @pytest.fixture
 def office(clock, draws):
-    """Return an elector whose chance always takes the shortest."""
     return Office(clock)
 
 
 def taken():
-    """Return the error of a bid that came second."""
     return LockTaken(NAME, {"node-0": "refused"}, holder("x"))
 
 
 def undecided(retry_after=None):
-    """Return the error of a bid that no quorum decided."""
     return QuorumUnavailable(NAME, {"node-0": "unreachable"}, retry_after)
 
 
@@ -144,7 +123,6 @@ def undecided(retry_after=None):
 
 @pytest.mark.parametrize("nodes", [1, 3, 5])
 def test_a_leader_has_a_majority_of_the_configured_nodes(nodes):
-    """Over all views: whoever a majority names, and nobody else; silent nodes count for nobody."""
     for word in product("xy.-", repeat=nodes):
         found = majority_holder(views(word))
         most = [letter for letter in "xy" if word.count(letter) >= quorum(nodes)]
@@ -153,18 +131,15 @@ def test_a_leader_has_a_majority_of_the_configured_nodes(nodes):
 
 @pytest.mark.parametrize("nodes", [1, 3, 5])
 def test_the_order_of_the_nodes_does_not_matter(nodes):
-    """The same views in another order name the same leader."""
     for word in product("xy.-", repeat=nodes):
         assert majority_holder(views(word)) == majority_holder(views(word[::-1]))
 
 
 def test_nobody_leads_without_nodes():
-    """No views name nobody."""
     assert majority_holder([]) == {}
 
 
 def test_a_leader_is_told_in_words():
-    """Process, machine and time, as far as they are known; never a token."""
     words = led_by(holder("x", since=1.7e9))
     assert words.startswith("led by process 7 on host-x since ")
     assert "xxx" not in words
@@ -176,7 +151,6 @@ def test_a_leader_is_told_in_words():
 
 @pytest.mark.parametrize("word", ["xxx", "xx.", "xx-", "x-x", "xxy"])
 def test_where_somebody_leads_nothing_is_asked_for(office, draws, word):
-    """A look is no conflict: the next one comes after a pause that others do not share."""
     result = office.bid(word)
     assert result == StandBy(office.clock() + BETWEEN_BIDS[0], led_by(holder("x")), is_led=True)
     assert draws == [BETWEEN_BIDS]
@@ -198,7 +172,6 @@ def test_where_nobody_leads_the_lock_is_bid_for(office, word):
 
 @pytest.mark.parametrize("word", ["---", "--.", "x--", "-.-"])
 def test_a_silent_majority_is_not_asked_for_a_lock(office, draws, word):
-    """Where no quorum could grant it, the next look comes soon, and the silent ones are told."""
     result = office.bid(word)
     assert not office.locks.taken
     assert not result.is_led
@@ -210,7 +183,6 @@ def test_a_silent_majority_is_not_asked_for_a_lock(office, draws, word):
 
 
 def test_who_comes_second_stands_by(office, draws):
-    """A bid that is refused is no failure: the other one leads."""
     result = office.bid(outcome=taken())
     assert result == StandBy(office.clock() + BETWEEN_BIDS[0], led_by(holder("x")), is_led=True)
     assert draws == [BETWEEN_BIDS]
@@ -223,7 +195,6 @@ def test_who_comes_second_stands_by(office, draws):
      (LONGEST_PAUSE, LONGEST_PAUSE), (70.0, LONGEST_PAUSE)],
 )  # fmt: skip
 def test_an_undecided_bid_is_made_again_when_that_may_help(office, retry_after, pause):
-    """It waits for quarantines to end, but never long; and says if they are the cause."""
     result = office.bid(outcome=undecided(retry_after))
     assert (result.until, result.is_led) == (office.clock() + pause, False)
     assert ("quarantine" in result.why) is bool(retry_after)
@@ -243,13 +214,11 @@ def test_pauses_differ(bounds):
 
 
 def test_a_dead_leader_is_replaced_in_time():
-    """The longest pause between two bids is well within what a takeover may take."""
     assert BETWEEN_BIDS[1] < 2.0
     assert SHORTEST_PAUSE < 2.0
 
 
 def test_real_pauses_are_within_their_bounds(clock):
-    """Over many bids each pause is within bounds, and they are not all the same."""
     office = Office(clock)
     pauses = {office.bid("xxx").until - clock() for _ in range(200)}
     assert len(pauses) > 100
@@ -264,7 +233,6 @@ def test_real_pauses_are_within_their_bounds(clock):
 
 
 def test_each_change_is_said_once(office, caplog):
-    """Standing by for the same cause again is not worth a line; another cause is."""
     script = [
         ("xxx", None), ("xxx", None), ("yyy", None), ("yyy", None), ("---", None), ("---", None),
         ("...", undecided()), ("...", undecided()),
@@ -285,7 +253,6 @@ def test_each_change_is_said_once(office, caplog):
 
 
 def test_a_won_bid_is_told_to_observers(office, caplog):
-    """Who leads says so by an event; there is no line about standing by."""
     with caplog.at_level(logging.DEBUG, term_module.__name__):
         office.bid()
     assert "Standing by" not in caplog.text
@@ -299,7 +266,6 @@ REASONS = ["resigned", "failed", "clock", "deposed", "deadline", "stolen", "fork
 
 @pytest.mark.parametrize("reason", REASONS)
 def test_stepping_down_gives_the_leadership_back(office, draws, reason):
-    """The lock is released, observers are told why and how long, and a pause comes first."""
     term = office.bid()
     office.clock.advance(12.5)
     result = office.elector.step_down(term, reason)
@@ -317,7 +283,6 @@ def test_stepping_down_gives_the_leadership_back(office, draws, reason):
     "error", [OSError("gone"), RuntimeError("broken"), undecided(), taken(), ValueError()]
 )
 def test_stepping_down_never_fails(office, caplog, reason, error):
-    """A leadership that cannot be given back ends by itself, and that is said."""
     term = office.bid()
     office.locks.error = error
     with caplog.at_level(logging.ERROR, term_module.__name__):

@@ -45,7 +45,6 @@ from support.waiting import eventually
 
 @pytest.fixture
 def app():
-    """An app in memory that names no lock node."""
     app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.broker_transport_options = {"polling_interval": 0.01}
     app.conf.task_default_queue = uuid.uuid4().hex  # the queues of all apps are in one memory
@@ -95,18 +94,26 @@ def bill(app):
 
 @pytest.fixture
 def quorum(app):
-    """Five nodes in memory on which the app locks."""
     with memory_quorum(app) as quorum:
         yield quorum
 
 
+def take_down(quorum):
+    """Take a majority down."""
+    for node in quorum.nodes[:3]:
+        node.down()
+
+
+def bring_up(quorum):
+    for node in quorum.nodes:
+        node.up()
+
+
 def in_a_worker(app):
-    """Run the tasks of *app* in a thread of this process, until the end of a ``with``."""
     return start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=60)
 
 
 def outcome(task, *args):
-    """Return what becomes of a call: the kind of its error, or its result."""
     result = task.apply(args).result
     return type(result) if isinstance(result, Exception) else result
 
@@ -115,7 +122,6 @@ def outcome(task, *args):
 
 
 def test_a_task_runs_under_a_real_lock_without_any_server(bill, quorum):
-    """A majority of the nodes stores the lock while the body runs, and none does afterwards."""
     seen = []
     bill.work = lambda: seen.append((quorum.holder("invoice:7"), assert_locked().fence))
     bill.apply((7,))
@@ -126,7 +132,6 @@ def test_a_task_runs_under_a_real_lock_without_any_server(bill, quorum):
 
 
 def test_a_lock_that_somebody_else_has_is_skipped(bill, quorum):
-    """The holder is another one, and another lock is free."""
     with quorum.hold(bill.s(7)):
         assert outcome(bill, 7)["skipped"] == "conflict"
         assert outcome(bill, 8) == "billed"
@@ -134,7 +139,6 @@ def test_a_lock_that_somebody_else_has_is_skipped(bill, quorum):
 
 
 def test_another_holder_renews_its_lease_until_it_dies(bill, quorum):
-    """Alive it holds for ever; dead as long as its lease lasts."""
     other = quorum.hold("invoice:7", ttl=10)
     quorum.clock.tick(1000)
     assert outcome(bill, 7)["skipped"] == "conflict"
@@ -148,7 +152,6 @@ def test_another_holder_renews_its_lease_until_it_dies(bill, quorum):
 
 
 def test_two_others_cannot_hold_one_lock(quorum):
-    """They are as real as the tasks are."""
     with quorum.hold("a"), pytest.raises(LockTaken):
         quorum.hold("a")
 
@@ -170,7 +173,6 @@ def test_waiting_for_a_lock_takes_no_time(bill, quorum):
 
 @pytest.mark.parametrize("fault", ["down", "hang", "fill", "forget"])
 def test_a_minority_that_is_not_well_is_not_missed(bill, quorum, fault):
-    """Two of five do not matter, whatever they have."""
     for node in quorum.nodes[:2]:
         getattr(node, fault)()
     assert outcome(bill, 7) == "billed"
@@ -178,7 +180,6 @@ def test_a_minority_that_is_not_well_is_not_missed(bill, quorum, fault):
 
 @pytest.mark.parametrize("fault", ["down", "hang", "fill"])
 def test_without_a_majority_there_is_no_lock(bill, quorum, fault):
-    """Three of five do, until they are well again; the policy has the word."""
     for node in quorum.nodes[:3]:
         getattr(node, fault)()
     assert outcome(bill, 7) is QuorumUnavailable
@@ -187,21 +188,18 @@ def test_without_a_majority_there_is_no_lock(bill, quorum, fault):
     bill.on_unavailable = "run_unlocked"
     assert outcome(bill, 7) == "billed"
     bill.on_unavailable = "fail"
-    for node in quorum.nodes:
-        node.up()
+    bring_up(quorum)
     assert outcome(bill, 7) == "billed"
 
 
 def test_what_a_node_stores_stays_while_it_is_down(quorum):
-    """A lock on three nodes of which one is away is free for none, also when it is back."""
     for node in quorum.nodes[3:]:
         node.down()
     other = quorum.hold("a")
     quorum.nodes[0].down()
     with pytest.raises(QuorumUnavailable):
         quorum.locks.acquire("a")
-    for node in quorum.nodes:
-        node.up()
+    bring_up(quorum)
     with pytest.raises(LockTaken):
         quorum.locks.acquire("a")
     other.release()
@@ -223,7 +221,6 @@ def test_a_node_that_hangs_does_later_what_it_was_asked(quorum):
 
 
 def test_a_slow_node_is_waited_for_as_long_as_a_round_lasts(quorum):
-    """Three that answer in time are heard, and cost their time; slower ones are not."""
     for node in quorum.nodes[:3]:
         node.slow(0.03)
     began = quorum.clock.now()
@@ -239,7 +236,6 @@ def test_a_slow_node_is_waited_for_as_long_as_a_round_lasts(quorum):
 def test_a_majority_that_lost_its_memory_does_not_vote_until_no_old_lease_can_be_alive(
     bill, quorum
 ):
-    """The quarantine begins at once and ends with the longest lease, as its error tells."""
     for node in quorum.nodes[:3]:
         node.forget()
     left = bill.apply((7,)).result.retry_after
@@ -259,7 +255,6 @@ def test_without_the_restart_guard_nobody_waits():
 
 
 def test_all_nodes_tell_how_they_are(quorum):
-    """In the repr, for the eye."""
     quorum.nodes[0].down()
     quorum.nodes[1].hang()
     quorum.nodes[2].fill()
@@ -284,36 +279,23 @@ def test_the_clock_stands_still_but_for_ticks(quorum):
 
 
 def test_a_lease_is_renewed_for_as_long_as_the_body_takes(bill, quorum):
-    """However far the clock is ticked."""
     bill.work = lambda: (quorum.clock.tick(1000), assert_locked())[1].renewals
     assert outcome(bill, 7) > 30
 
 
-def test_a_tick_beyond_the_lease_without_renewal_loses_the_lock(bill, quorum):
-    """With a majority down there is none; the body ends at the tick."""
+def test_a_task_that_loses_its_lock_is_told_what_each_node_answered(bill, quorum):
+    """It is lost within the tick: without a majority nothing renews it."""
     reached = []
 
     def work():
-        for node in quorum.nodes[:3]:
-            node.down()
+        take_down(quorum)
         quorum.clock.tick(31)
         reached.append("the end")
 
     bill.work = work
-    assert outcome(bill, 7) is LockLost
-    assert reached == []
-
-
-def test_a_task_that_loses_its_lock_is_told_what_each_node_answered(bill, quorum):
-    """To the last renewal that was tried, in the error that its caller gets."""
-
-    def work():
-        for node in quorum.nodes[:3]:
-            node.down()
-        quorum.clock.tick(31)
-
-    bill.work = work
     error = bill.apply((7,)).result
+    assert type(error) is LockLost
+    assert reached == []
     assert (error.reason, list(error.votes)) == ("deadline", list(labels_of(bill)))
     assert [vote.partition(" ")[0] for vote in error.votes.values()] == [
         *["unreachable"] * 3,
@@ -330,8 +312,6 @@ def test_a_stalled_task_is_not_told_of_votes_that_nobody_cast(bill, quorum):
 
 
 def test_a_duplicate_is_told_what_each_node_answered(app, quorum):
-    """Who stands for the task is what a majority says, and the error has all of it."""
-
     @app.task(base=RedlockTask, unique_until="finished", on_duplicate="fail", shared=False)
     def report(year):
         pass
@@ -349,19 +329,14 @@ def test_a_duplicate_is_told_what_each_node_answered(app, quorum):
 
 
 def labels_of(task):
-    """Return the labels of the nodes that *task* locks on."""
     return plugin_for(task.app).locks.labels
 
 
 def test_a_tick_within_the_lease_without_renewal_loses_nothing(bill, quorum):
-    """A majority that is back in time renews."""
-
     def work():
-        for node in quorum.nodes[:3]:
-            node.down()
+        take_down(quorum)
         quorum.clock.tick(25)
-        for node in quorum.nodes[:3]:
-            node.up()
+        bring_up(quorum)
         quorum.clock.tick(1000)
         return assert_locked().is_lost
 
@@ -370,7 +345,6 @@ def test_a_tick_within_the_lease_without_renewal_loses_nothing(bill, quorum):
 
 
 def test_a_stalled_process_renews_nothing_and_others_do(bill, quorum):
-    """It wakes up without its lock, while another holder has kept its own."""
     quorum.hold("else")
     bill.work = lambda: quorum.clock.stall(31)
     assert outcome(bill, 7) is LockLost
@@ -378,7 +352,6 @@ def test_a_stalled_process_renews_nothing_and_others_do(bill, quorum):
 
 
 def test_a_stalled_holder_learns_of_it_by_itself_where_it_is_not_interrupted(bill, quorum):
-    """With "warn" the body goes on, and `ensure_held` is what tells it."""
     bill.on_lock_lost = "warn"
 
     def work():
@@ -398,7 +371,6 @@ def test_a_stalled_holder_learns_of_it_by_itself_where_it_is_not_interrupted(bil
 
 
 def test_a_loss_is_raised_when_the_time_has_passed(bill, quorum):
-    """At the end of the tick, not in the middle of it."""
     bill.work = lambda: quorum.clock.stall(100)
     began = quorum.clock.now()
     assert outcome(bill, 7) is LockLost
@@ -407,13 +379,11 @@ def test_a_loss_is_raised_when_the_time_has_passed(bill, quorum):
 
 @pytest.mark.parametrize("seconds", [-1, "3", float("nan")])
 def test_time_does_not_run_backwards(quorum, seconds):
-    """Nor is it anything but a number."""
     with pytest.raises(ConfigurationError):
         quorum.clock.tick(seconds)
 
 
 def test_no_thread_is_started(bill, quorum):
-    """Everything happens where the test is."""
     before = threading.active_count()
     bill.work = lambda: (quorum.clock.tick(100), threading.active_count())[1]
     assert outcome(bill, 7) == before
@@ -423,7 +393,6 @@ def test_no_thread_is_started(bill, quorum):
 
 
 def test_all_is_as_before_afterwards(app, bill):
-    """The clock, the app's settings and its locks are its own again."""
     app.conf.redlock_nodes = ["redis://127.0.0.1:1/0"]
     plugin = plugin_for(app)
     before = plugin.settings.nodes
@@ -440,7 +409,6 @@ def test_all_is_as_before_afterwards(app, bill):
 
 
 def test_all_is_as_before_after_a_test_that_failed(app):
-    """An error leaves through the context manager, and takes nothing along."""
     with pytest.raises(ZeroDivisionError), memory_quorum(app):
         1 / 0  # noqa: B018
     clock.check_not_replaced()
@@ -448,7 +416,6 @@ def test_all_is_as_before_after_a_test_that_failed(app):
 
 
 def test_the_settings_of_the_app_hold(app, bill):
-    """All but its nodes; also those that a test changes on the way."""
     app.conf.update(redlock_ttl=8.0, redlock_max_ttl=9.0, redlock_prefix="shop")
     with memory_quorum(app, nodes=3) as quorum:
         bill.work = lambda: current_lock().ttl
@@ -462,7 +429,6 @@ def test_the_settings_of_the_app_hold(app, bill):
 
 
 def test_two_apps_may_share_a_quorum(app, bill):
-    """A lock of one is taken for the other."""
     with Celery("other", broker="memory://", set_as_current=False) as other:
 
         @other.task(base=RedlockTask, name="other.bill", lock_key="invoice:{n}", shared=False)
@@ -491,7 +457,6 @@ def test_locks_on_real_servers_are_refused_meanwhile(quorum):
 
 
 def test_locks_disabled_within_asks_nothing(bill, quorum):
-    """The innermost has the word: no node hears a thing."""
     for node in quorum.nodes:
         node.down()
     bill.work = lambda: type(current_lock()).__name__
@@ -501,7 +466,6 @@ def test_locks_disabled_within_asks_nothing(bill, quorum):
 
 
 def test_a_quorum_within_locks_disabled_has_locks(app, bill):
-    """A suite without locks may have a test with them."""
     with locks_disabled():
         with memory_quorum(app) as quorum, quorum.hold(bill.s(7)):
             assert outcome(bill, 7)["skipped"] == "conflict"
@@ -509,7 +473,6 @@ def test_a_quorum_within_locks_disabled_has_locks(app, bill):
 
 
 def test_settings_that_make_no_sense_are_refused():
-    """As on servers."""
     with pytest.raises(ConfigurationError, match="odd"):
         MemoryQuorum(4)
     with pytest.raises(ConfigurationError, match="unknown setting 'tll'"):
@@ -520,7 +483,6 @@ def test_settings_that_make_no_sense_are_refused():
 
 
 def test_locks_without_celery():
-    """The whole of `Redlock` but what only servers know."""
     with MemoryQuorum(3, ttl=10) as quorum:
         locks = quorum.locks
         lease = locks.acquire("a")
@@ -540,7 +502,6 @@ def test_locks_without_celery():
 
 
 def test_a_slot_is_claimed_once(quorum):
-    """The record of a schedule's entry is kept by the scripts that servers run."""
     due = quorum.clock.wall() // 60 * 60
     first, second = (Claim("a", due, who * 40, fence, 3600) for who, fence in (("x", 1), ("y", 2)))
     slots = Slots.on(quorum.locks)
@@ -556,7 +517,6 @@ def test_a_slot_is_claimed_once(quorum):
 
 
 def test_one_of_two_beats_leads(app):
-    """Whole schedulers on the quorum: one publishes what is due, the other stands by."""
     app.conf.beat_schedule = {"a": {"task": "shop.report", "schedule": 0.1}}
     app.conf.redlock_beat_scheduler = "celery.beat:Scheduler"
     with memory_quorum(app) as quorum:
@@ -576,7 +536,6 @@ def test_one_of_two_beats_leads(app):
 
 
 def test_a_busy_node_and_one_that_denies_do_not_vote(quorum):
-    """Their errors are those of servers, and they are well again as all others."""
     busy, denying = quorum.nodes[:2]
     busy.busy()
     denying.deny("set")
@@ -589,8 +548,7 @@ def test_a_busy_node_and_one_that_denies_do_not_vote(quorum):
     assert "BUSY Redis is busy running a script" in told["memory-1:6379/0"]
     assert "executing the script can't run this command" in told["memory-2:6379/0"]
     assert "has no permissions to run the 'evalsha' command" in told["memory-3:6379/0"]
-    for node in quorum.nodes:
-        node.up()
+    bring_up(quorum)
     assert quorum.locks.extend(lease).remaining() > 0
 
 
@@ -615,7 +573,6 @@ def test_a_node_that_has_lost_its_scripts_is_told_them_again(quorum):
 
 @pytest.mark.parametrize("source", [b"return {err='\\255'}", b"return \xff", b"error({})"])
 def test_an_error_of_any_bytes_is_an_error(quorum, source):
-    """As of a script that users put to a node."""
     with pytest.raises(ResponseError):
         quorum.nodes[0].model.ask(b"EVAL", source, b"0")
 
@@ -654,7 +611,6 @@ with memory_quorum(nodes=3) as quorum:
 
 @pytest.mark.parametrize("there", ["None", 'type(sys)("lupa")'])
 def test_without_lupa_the_error_says_what_to_install(there):
-    """What needs no Lua works without it; a mere import of the package wants nothing."""
     source = f"""
 import sys
 sys.modules["lupa"] = {there}
@@ -669,8 +625,6 @@ except ImportError as error:
 
 
 def test_a_second_message_is_kept_out_of_the_queue(app, quorum):
-    """A task that waits is joined, and after its end it is not."""
-
     @app.task(base=RedlockTask, name="shop.report", unique_until="finished", shared=False)
     def report(year):
         return f"made for {year}"
@@ -687,8 +641,6 @@ def test_a_second_message_is_kept_out_of_the_queue(app, quorum):
 
 
 def test_a_marker_ends_with_its_life(app, quorum):
-    """Nobody ran the task: its marker stands until `unique_for` is over, and a tick passes it."""
-
     @app.task(
         base=RedlockTask, name="shop.report", unique_until="expired", unique_for=600, shared=False
     )
@@ -707,7 +659,6 @@ def test_a_marker_ends_with_its_life(app, quorum):
 
 
 def test_names_may_be_anything(quorum):
-    """Also what ends a line of the protocol."""
     with quorum.hold("a\r\n$3\r\nb"), pytest.raises(LockTaken):
         quorum.locks.acquire("a\r\n$3\r\nb")
     assert list(commands(b"*2\r\n$4\r\n\r\n\r\n\r\n$0\r\n\r\n*1\r\n$1\r\nx\r\n")) == [
@@ -720,14 +671,12 @@ def test_names_may_be_anything(quorum):
 
 
 def test_assert_locked_is_silent_under_the_lock(bill, quorum):
-    """By name, by call, and for any; it returns the lock."""
     bill.work = lambda: [assert_locked(), assert_locked("invoice:7"), assert_locked(bill.s(7))]
     assert [held.name for held in bill.apply((7,)).get()] == ["invoice:7"] * 3
 
 
 @pytest.mark.parametrize("what", ["invoice:8", None])
 def test_assert_locked_says_what_is_held_instead(bill, quorum, what):
-    """Another lock, or none."""
     bill.work = lambda: assert_locked(bill.s(8) if what else None)
     if what:
         with pytest.raises(AssertionError, match="'invoice:8' is held here, but it is 'invoice:7'"):
@@ -737,7 +686,6 @@ def test_assert_locked_says_what_is_held_instead(bill, quorum, what):
 
 
 def test_assert_locked_is_not_content_with_less(bill, quorum):
-    """Where locks are disabled, or a policy runs a task without, none is held."""
     bill.work = assert_locked
     with locks_disabled(), pytest.raises(AssertionError, match="without: locks are disabled"):
         bill.apply((7,)).get()
@@ -749,7 +697,6 @@ def test_assert_locked_is_not_content_with_less(bill, quorum):
 
 
 def test_assert_locked_takes_names_and_calls_alone(app):
-    """A task without its arguments makes no name."""
     with pytest.raises(TypeError, match=r"bill\.s\(7\)"):
         assert_locked(7)
 
@@ -761,12 +708,10 @@ def test_a_task_is_put_off_in_a_worker_until_there_is_a_quorum(app, bill, quorum
     """In eager mode nothing comes later; in a worker of this process it does."""
     events = []
     app.conf.redlock_observers = [events.append]
-    for node in quorum.nodes[:3]:
-        node.down()
+    take_down(quorum)
     with in_a_worker(app):
         result = bill.delay(7)
         eventually(lambda: [e for e in events if isinstance(e, TaskRescheduled)], "put-off task")
         assert result.state == "PENDING"
-        for node in quorum.nodes:
-            node.up()
+        bring_up(quorum)
         assert result.get(timeout=60) == "billed"

@@ -23,11 +23,8 @@ class Page(HTMLParser):
     """
     What a page has; fails where tags do not match.
 
-    Attributes:
-        texts: Tag -> the texts of all elements of that kind.
-        kinds: Of the bars: class -> the titles of all bars of that class.
-        anchors: Every id.
-        links: Whatever leads or loads from somewhere.
+    `texts` are by tag, `kinds` are the titles of all bars by their class, `links` whatever leads or
+    loads from somewhere.
     """
 
     def __init__(self, text):
@@ -39,7 +36,6 @@ class Page(HTMLParser):
         assert self._open == []
 
     def handle_starttag(self, tag, attrs):
-        """Note what a tag says."""
         told = dict(attrs)
         if tag not in VOID:
             self._open.append(tag)
@@ -50,11 +46,9 @@ class Page(HTMLParser):
         self.links += [told[name] for name in ("href", "src", "srcset", "data") if name in told]
 
     def handle_endtag(self, tag):
-        """End the element that was begun last, and no other."""
         assert self._open.pop() == tag
 
     def handle_data(self, data):
-        """Note a text."""
         tag = self._open[-1] if self._open else ""
         self.texts.setdefault(tag, []).append(data)
         if tag == "title" and "g" in self._open:
@@ -62,28 +56,24 @@ class Page(HTMLParser):
 
 
 def log(folder, contender, client, *lines):
-    """Leave the log of one client."""
     born = {"kind": "born", "at": 0.0, "contender": contender, "client": client}
     text = "".join(json.dumps(line) + "\n" for line in [born, *lines])
     (folder / f"client-{client}-1.jsonl").write_text(text)
 
 
 def hold(asked, granted, end, fence, *, name="a", lost=None, killed=False):
-    """Return the log lines of one claim that lasts to *end*."""
     first = {"name": name, "fence": fence, "asked": asked, "until": end}
     last = {"kind": "lost", "at": end, "why": lost} if lost else {"kind": "ended", "at": end}
     return [{"kind": "granted", "at": granted, **first}, *([] if killed else [last])]
 
 
 def drawn(folder, contender):
-    """Return the page of a contender, drawn from the logs in *folder*."""
     timeline.draw(folder, "A run.")
     return Page((folder / f"timeline-{contender}.html").read_text())
 
 
 @pytest.fixture
 def logs(tmp_path):
-    """The folder of a run: two clients of ours, one of which is killed, and what befell nodes."""
     ours_0 = [
         *hold(100.0, 100.5, 102.5, 7_001),
         *hold(104.0, 104.25, 106.0, 7_003, lost="deadline"),
@@ -100,7 +90,6 @@ def logs(tmp_path):
 
 
 def test_claims_and_faults_are_in_their_lanes(logs):
-    """With the fence, when and how each ended; what befell others' clients is left out."""
     page = drawn(logs, "ours")
     (released,) = page.kinds["claim"]
     assert "ours-0 claims lock 'a' from 0.500 s to 2.500 s, then released" in released
@@ -116,7 +105,6 @@ def test_claims_and_faults_are_in_their_lanes(logs):
 
 
 def test_a_run_without_an_overlap_says_so(logs):
-    """And that the fences grow."""
     page = drawn(logs, "ours")
     assert "No two claims overlap." in page.texts["p"]
     assert "Every fence is larger than those granted before it was asked for." in page.texts["p"]
@@ -144,7 +132,6 @@ def test_an_overlap_is_red_in_both_lanes_and_said_at_the_top(logs):
 
 
 def test_what_a_log_says_cannot_become_markup(tmp_path):
-    """Names come from files."""
     log(tmp_path, "ours", "<b>", *hold(0.0, 0.5, 2.0, None, name='"><script>'))
     (tmp_path / "strikes.jsonl").write_text("")
     page = drawn(tmp_path, "ours")
@@ -154,7 +141,6 @@ def test_what_a_log_says_cannot_become_markup(tmp_path):
 
 @pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.stem)
 def test_recorded_runs_are_whole_and_load_nothing(file):
-    """A page that anybody can keep: small, well-formed, and asking nobody for anything."""
     text = file.read_text()
     page = Page(text)
     assert len(text) < 300_000
@@ -166,7 +152,6 @@ def test_recorded_runs_are_whole_and_load_nothing(file):
 
 
 def test_a_healthy_run_and_a_broken_one_are_recorded():
-    """Of the same strikes: ours holds; the twin with a protection off does not."""
     pages = {file.stem.rpartition("-")[2]: Page(file.read_text()) for file in RECORDED}
     assert set(pages) == {"ours", "unguarded"}
     assert "overlap" not in pages["ours"].kinds
@@ -177,7 +162,6 @@ def test_a_healthy_run_and_a_broken_one_are_recorded():
 
 
 def test_the_style_is_for_light_and_dark():
-    """As whoever reads has set it."""
     assert "prefers-color-scheme: dark" in timeline.STYLE
     assert set(re.findall(r"var\((--\w+)\)", timeline.STYLE)) <= set(
         re.findall(r"(--\w+):", timeline.STYLE.partition("@media")[0])

@@ -13,7 +13,6 @@ from celery_redlock.task.worker.timer import ahead_of_others, find, take_out
 
 
 def test_a_timer_is_searched_and_left_in_order():
-    """What is taken out is gone at once; all others come when they are due."""
     timer, requests = Timer(), [object() for _ in range(9)]
     for request in requests:
         timer.call_after(60, print, (request,))
@@ -26,7 +25,6 @@ def test_a_timer_is_searched_and_left_in_order():
 
 
 def test_what_a_timer_does_not_hold_is_not_found():
-    """Not yet, or not any more; nor what holds no message."""
     timer = Timer()
     timer.call_after(60, print)
     timer.call_after(60, print, (object(),))
@@ -60,7 +58,6 @@ def is_word(item):
 
 
 def test_several_that_are_given_at_once_stay_in_their_order():
-    """All of them come before what was there."""
     semaphore, ran = LaxBoundedSemaphore(0), []
     for number in range(3):
         semaphore.acquire(ran.append, number)
@@ -73,7 +70,6 @@ def test_several_that_are_given_at_once_stay_in_their_order():
 
 
 def test_who_came_ahead_before_stays_there():
-    """Those who are woken one after the other run in that order."""
     semaphore, ran = LaxBoundedSemaphore(0), []
     for number in range(2):
         semaphore.acquire(ran.append, number)

@@ -56,7 +56,6 @@ ballots = sizes.flatmap(
 
 
 def ballot_of(word):
-    """Return the ballot that a word stands for."""
     return [LETTERS[letter] for letter in word]
 
 
@@ -98,14 +97,12 @@ TABLE = [
 
 @pytest.mark.parametrize(("word", "verdict"), TABLE, ids=[word for word, _ in TABLE])
 def test_a_ballot_has_one_meaning(word, verdict):
-    """The table, whatever the order of the nodes."""
     assert judge(ballot_of(word)) is verdict
     assert judge(ballot_of(word[::-1])) is verdict
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4])
 def test_every_ballot_has_a_meaning(nodes):
-    """No combination of votes is left out, and asking what it means fails for none."""
     for votes in product(LETTERS.values(), repeat=nodes):
         assert judge(votes) in Verdict
         assert verdict_when_split(votes) in (Verdict.TAKEN, Verdict.UNAVAILABLE)
@@ -133,14 +130,12 @@ def test_two_holders_never_both_have_a_quorum(nodes, data):
 
 @given(ballot=ballots)
 def test_a_grant_takes_a_quorum_of_the_configured_nodes(ballot):
-    """However many nodes are silent, the majority is that of all of them."""
     if judge(ballot) is Verdict.GRANTED:
         assert 2 * count(ballot, VoteKind.GRANTED) > len(ballot)
 
 
 @given(ballot=ballots)
 def test_taken_means_that_others_keep_us_from_a_quorum(ballot):
-    """Taken, at once or after splits, takes more refusals than a quorum can spare."""
     spare = len(ballot) - quorum(len(ballot))
     is_out_of_reach = count(ballot, VoteKind.REFUSED) > spare
     assert judge(ballot) is not Verdict.TAKEN or is_out_of_reach
@@ -149,7 +144,6 @@ def test_taken_means_that_others_keep_us_from_a_quorum(ballot):
 
 @given(ballot=ballots)
 def test_unavailable_is_never_a_lock_that_is_taken(ballot):
-    """Where refusals alone keep us from a quorum, the nodes were there and have decided."""
     if judge(ballot) is Verdict.UNAVAILABLE:
         assert count(ballot, VoteKind.REFUSED) <= len(ballot) - quorum(len(ballot))
 
@@ -168,13 +162,11 @@ def test_a_marker_counts_where_a_majority_has_it(ballot):
      ("MFMMF", b"done"), ("MFFMG", b""), ("GG-", None), ("M", b"done")],
 )  # fmt: skip
 def test_a_marker_says_what_a_majority_says(word, state):
-    """Fewer that say "done" are not believed where others say "finishing"."""
     assert marker_in(ballot_of(word)) == state
 
 
 @given(ballot=ballots, data=st.data())
 def test_what_is_decided_stays_decided(ballot, data):
-    """Answers that come after the decision change nothing."""
     some = [vote if data.draw(st.booleans()) else SILENT for vote in ballot]
     if acquire_is_decided(some):
         assert judge(some) is judge(ballot)
@@ -187,7 +179,6 @@ def test_what_is_decided_stays_decided(ballot, data):
      ("xxx--", True), ("GGG--", True)],
 )  # fmt: skip
 def test_a_split_is_waited_out(word, is_decided):
-    """A quorum, one holder or marker with a quorum end a round; several of them do not."""
     assert acquire_is_decided(ballot_of(word)) is is_decided
 
 
@@ -207,19 +198,16 @@ def test_the_hint_is_when_enough_leases_end(leases, more, free):
      ([5.0], [unreachable()] * 2, None), ([4.0], [granted(), unreachable()], 4.0)],
 )  # fmt: skip
 def test_quarantines_tell_when_to_come_back(waits, more, left):
-    """The hint is when enough quarantines end, and none if it is not they that are missing."""
     assert quarantine_left([quarantined(ttl) for ttl in waits] + more) == left
 
 
 def test_the_holder_is_the_one_most_nodes_named():
-    """What it told of itself is known, its token only by the part that proves nothing."""
     holder = holder_of([refused("y", ttl=1.0), refused("x", ttl=4.0), refused("y", ttl=2.0)])
     assert holder == {"token": token_of("y")[:8], "pid": 7, "ttl": 2.0}
 
 
 @pytest.mark.parametrize("ballot", [[], [granted()], [SILENT, unreachable()], [quarantined()]])
 def test_nobody_holds_what_nobody_refused(ballot):
-    """Without a refusal nothing is known of a holder."""
     assert holder_of(ballot) == {}
 
 
@@ -227,7 +215,6 @@ def test_nobody_holds_what_nobody_refused(ballot):
     "value", [b"mine", b"\xff" * 60, token_of("y").encode() + b"[1]", token_of("y").encode()]
 )
 def test_a_foreign_value_is_a_holder_all_the_same(value):
-    """A key that somebody else wrote by hand is taken, and tells nothing."""
     holder = holder_of([refused()._replace(value=value)])
     assert set(holder) == {"token", "ttl"}
     assert len(holder["token"]) <= 8
@@ -235,8 +222,6 @@ def test_a_foreign_value_is_a_holder_all_the_same(value):
 
 @given(st.lists(st.sampled_from("xyz-") | st.none(), max_size=7))
 def test_those_who_agree_are_the_largest_group(said):
-    """Who said nothing, or nothing that counts, agrees with nobody; a majority is one of all."""
-
     def answer(one):
         return None if one == "-" else one
 
@@ -247,7 +232,6 @@ def test_those_who_agree_are_the_largest_group(said):
 
 
 def test_votes_are_told_without_tokens():
-    """Each node's answer is put in words, in the order of the labels, and proves nothing."""
     words = votes_by_node(
         [granted(), refused(), quarantined(), unreachable("no route"), SILENT], "abcde"
     )

@@ -23,31 +23,24 @@ NOW = 1.7e9
 
 
 class One:
-    """A waiter of a client names_of_theme clocks are moved by hand, step by step."""
-
     def __init__(self, ears, **wanted):
         self.clock, self.wall = FakeClock(), FakeClock(NOW)
         client = Participant(Rules(), ("one",), listener=ears, now=self.clock, wall=self.wall)
         self.waiter = Waiter(client, LockRequest(**{"name": "k", "ttl": 30.0, **wanted}))
 
     def join(self):
-        """Join; return what the nodes are told, if anything."""
         told = [step.request for step in self.waiter.join()]
         return told[0] if told else None
 
     def leave(self):
-        """Leave; return what the nodes are told."""
         return [step.request for step in self.waiter.leave()]
 
     def sleep(self, seconds, comes_in, woken_after=None, looks=()):
         """
-        Pause; return how long that took [s].
+        Pause for so long at most; return how long that took [s].
 
-        Args:
-            seconds: At most.
-            comes_in: When it comes by itself.
-            woken_after: A hint comes after so long.
-            looks: Where each sleep between two looks is noted, as a list.
+        It comes by itself in *comes_in*, or a hint does after *woken_after*; each sleep between
+        two looks is noted in *looks*.
         """
         began, steps = self.clock(), self.waiter.pause(seconds, comes_in)
         try:
@@ -71,12 +64,10 @@ def since(request):
 
 @pytest.fixture
 def ears():
-    """A listener."""
     return Ears()
 
 
 def seat(ears, line, since):
-    """Have another thread wait in this process."""
     waiting = ThreadWaiting(line, since)
     ears.enter(waiting)
     return waiting
@@ -86,7 +77,6 @@ def seat(ears, line, since):
 
 
 def test_the_nodes_know_who_waits_and_how_it_is_woken(ears):
-    """And what it is, for operators; in this process it is in the room."""
     one = One(ears, info={"task": "shop.bill"}, limit=3)
     request = one.join()
     who, channel, limit, _, _, _, info, *_ = request.arguments
@@ -108,11 +98,13 @@ def test_it_is_one_and_the_same_however_often_it_joins(ears):
     one.wall.advance(5.0)
     again = one.join()
     assert again == first
+    one.leave()
+    back = one.join()
+    assert back.arguments[0] == first.arguments[0]
     assert len(ears.waiting) == 1
 
 
 def test_two_that_wait_are_two(ears):
-    """Also in one process, for one lock."""
     names_of_them = {One(ears).join().arguments[0] for _ in range(10)}
     assert len(names_of_them) == len(ears.waiting) == 10
 
@@ -130,7 +122,6 @@ def test_who_waited_before_waits_since_then(ears, moment):
 
 
 def test_where_nothing_wakes_it_the_nodes_know_nothing():
-    """In memory, for one; it comes by itself."""
     one = One(None)
     assert one.join() is None
     assert one.sleep(10.0, 0.25) == 0.25
@@ -173,7 +164,6 @@ def test_who_becomes_the_oldest_comes_at_once(ears):
 
 
 def test_an_older_one_of_another_lock_does_not_count(ears):
-    """Each lock has an oldest of its own."""
     seat(ears, b"redlock:line:other", NOW - 1)
     one = One(ears)
     one.join()
@@ -181,25 +171,15 @@ def test_an_older_one_of_another_lock_does_not_count(ears):
 
 
 @pytest.mark.parametrize("is_oldest", [True, False])
-def test_nobody_sleeps_for_longer_than_it_may(ears, is_oldest):
-    """Its time is over then; it tries a last time."""
-    if not is_oldest:
-        seat(ears, LINE, NOW - 1)
-    one = One(ears)
-    one.join()
-    assert one.sleep(0.5, 1.0) == 0.5
-    assert one.sleep(0.0, 1.0) == 0.0
-
-
-@pytest.mark.parametrize("is_oldest", [True, False])
-def test_a_hint_ends_the_sleep(ears, is_oldest):
-    """Of whoever is woken; the next one is as long as any."""
+def test_a_hint_or_the_end_of_its_time_ends_the_sleep(ears, is_oldest):
     if not is_oldest:
         seat(ears, LINE, NOW - 1)
     one = One(ears)
     one.join()
     assert one.sleep(600.0, 5.0, woken_after=0.25) == pytest.approx(0.25)
+    assert one.sleep(0.5, 1.0) == 0.5
     assert one.sleep(0.5, 0.5) == 0.5
+    assert one.sleep(0.0, 1.0) == 0.0
 
 
 def test_it_sleeps_as_what_the_room_wakes(ears):
@@ -215,7 +195,6 @@ def test_it_sleeps_as_what_the_room_wakes(ears):
 
 
 def test_who_leaves_is_forgotten(ears):
-    """By the nodes, under what they know it by, and in this process; once."""
     one = One(ears)
     who = one.join().arguments[0]
     (request,) = one.leave()
@@ -226,7 +205,6 @@ def test_who_leaves_is_forgotten(ears):
 
 
 def test_who_never_waited_has_nothing_to_leave(ears):
-    """One attempt is no reason to tell the nodes anything else."""
     assert One(ears).leave() == []
 
 
@@ -241,21 +219,10 @@ def test_who_is_interrupted_as_it_leaves_leaves_once_more(ears):
     assert [request.script for request in one.leave()] == [LEAVE]
 
 
-def test_who_comes_back_joins_again(ears):
-    """In the same line, as the same one."""
-    one = One(ears)
-    first = one.join()
-    one.leave()
-    again = one.join()
-    assert again.arguments[0] == first.arguments[0]
-    assert len(ears.waiting) == 1
-
-
 # -- as part of an acquire --------------------------------------------------------------
 
 
 def wait_in_line(**wanted):
-    """Return an acquire that was refused, and waits."""
     drive = Drive(ears=Ears(), **{"wait": 60.0, **wanted}).vote(*TAKEN).go_on_to(Sleep)
     assert len(drive.client.listener.waiting) == 1
     drive.told.clear()
@@ -263,7 +230,6 @@ def wait_in_line(**wanted):
 
 
 def scripts(drive):
-    """Return what the nodes were told to do, to the end."""
     while isinstance(drive.step, (Send, Sleep)):
         drive.go_on()
     return [tell.request.script for tell in drive.told]
@@ -293,7 +259,6 @@ def test_whoever_waits_behind_another_comes_once_a_minute():
 
 
 def test_a_lease_that_lapses_sooner_is_waited_for():
-    """Nobody sends a hint then."""
     drive = wait_in_line()
     for _ in range(8):
         drive.go_on_to_ask().vote(*TAKEN).go_on_to(Sleep)
@@ -302,7 +267,6 @@ def test_a_lease_that_lapses_sooner_is_waited_for():
 
 
 def test_who_is_woken_asks_like_everybody():
-    """At once, with a new token; in vain, it is in the line again."""
     drive = wait_in_line()
     began = drive.clock()
     drive.wake()
@@ -325,7 +289,6 @@ def test_who_gets_the_lock_leaves_the_line_and_holds_it():
 
 
 def test_who_is_interrupted_after_the_grant_has_nothing():
-    """The lock is released, and the line left."""
     drive = wait_in_line().wake()
     token = drive.token
     drive.vote(granted(), granted()).told.clear()
@@ -348,7 +311,6 @@ def test_who_is_interrupted_leaves_nothing(is_asking):
 
 
 def test_who_gives_up_leaves():
-    """When its time is over."""
     drive = wait_in_line(wait=0.005).go_on_to_ask().vote(*TAKEN)
     assert scripts(drive) == [RELEASE, LEAVE]
     assert drive.client.listener.waiting == []

@@ -23,30 +23,25 @@ CHANNEL = "c" * 16
 
 
 def record(claimed=SINCE, first=SINCE, heard=SINCE + MINUTE, channel=CHANNEL, info=None):
-    """Return what a node has of one that waits."""
     moments = b"%013d%013d" % (first * 1000, heard * 1000)
     return channel.encode() + b"0001" + moments + encode_info(holder_payload(info or {}, claimed))
 
 
 def of(letter, since, **more):
-    """Return what a node has of one whose ids are made of a letter."""
     info = {"task": "shop.bill", "task_id": f"id-{letter}"}
     who = more.pop("who", letter * 32)
     return [who.encode(), record(since, since, info=info, **more)]
 
 
 def node(*pairs, now=SINCE + MINUTE):
-    """Return who waits by what a node has, at a time by its clock."""
     return recorded_waiters([part for pair in pairs for part in pair], now)
 
 
 def ids(found):
-    """Return the task ids in their order."""
     return [it.task_id for it in found]
 
 
 def test_all_nodes_together_say_who_waits_the_oldest_first():
-    """One node may lack what others have; nobody is listed twice."""
     first, second, third = (of(letter, SINCE + i) for i, letter in enumerate("abc"))
     found = waiters_of([*node(third, first), *node(first, second), *node()])
     assert ids(found) == ["id-a", "id-b", "id-c"]
@@ -110,7 +105,6 @@ def test_nobody_waits_since_before_a_node_knew_of_it_nor_since_later(claimed, si
 
 
 def test_who_waits_in_the_process_may_have_no_task():
-    """A lock that no task takes."""
     pairs = [b"b" * 32, record(SINCE + 1, SINCE + 1)], [b"a" * 32, record()]
     found = waiters_of(node(*pairs))
     assert [(it.task, it.since) for it in found] == [(None, SINCE), (None, SINCE + 1)]
@@ -139,7 +133,6 @@ ODD = [
 
 @pytest.mark.parametrize("odd", range(len(ODD)))
 def test_what_others_wrote_is_passed_over(odd):
-    """Whoever else waits is found all the same."""
     assert node(ODD[odd]) == []
     assert ids(waiters_of(node(ODD[odd], MINE))) == ["id-a"]
 
@@ -148,7 +141,6 @@ def test_what_others_wrote_is_passed_over(odd):
     "info", [{"task": 1, "task_id": []}, {"task": "t", "task_id": "i", "pid": True, "host": {}}]
 )
 def test_a_description_of_any_shape_is_read(info):
-    """What is no text is not known."""
     value = MINE[1][:46] + encode_info(info)
     (one,) = waiters_of(node([b"a" * 32, value]))
     assert {type(part) for part in (one.task, one.task_id, one.host)} <= {str, type(None)}
@@ -156,7 +148,6 @@ def test_a_description_of_any_shape_is_read(info):
 
 
 def test_no_part_of_a_token_is_shown():
-    """Not in JSON, and not in the words for a debugger."""
     of_node = node(MINE)
     (found,) = waiters_of(of_node)
     for shown in (json.dumps(waiter_as_json(found)), repr(found), repr(of_node)):
@@ -164,7 +155,6 @@ def test_no_part_of_a_token_is_shown():
 
 
 def test_nobody_waits_since_nobody_knows_when():
-    """The oldest of none."""
     assert oldest_since([]) is None
     assert oldest_since(node(of("b", SINCE + 1), MINE)) == SINCE
 
@@ -173,7 +163,6 @@ def test_nobody_waits_since_nobody_knows_when():
 
 
 def read(node, most=10, names=("a",)):
-    """Return what a node stores of the locks *names*."""
     keys = [b"redlock:lock:" + name.encode() for name in names]
     arguments = arguments_of_read(keys, RULES.prefix, most)
     return read_stored(node.ask(b"EVAL", READ.source, *arguments), len(keys))
@@ -192,7 +181,6 @@ def test_what_a_quarantined_node_has_is_no_vote(held):
 
 
 def wait(node, *letters, channel=CHANNEL):
-    """Have a node note that these wait, a second after one another."""
     for letter in letters:
         info = {"task": "shop.bill", "task_id": f"id-{letter}"}
         one = InLine("a", f"{letter:0>32}", node.clock(), info, channel)
@@ -205,7 +193,6 @@ def wait(node, *letters, channel=CHANNEL):
 
 @pytest.fixture
 def held():
-    """A node on which somebody holds the lock."""
     clock = FakeClock(SINCE)
     node = NodeModel(0, clock)
     node.clock = clock
@@ -214,7 +201,6 @@ def held():
 
 
 def test_those_who_wait_are_read_with_the_lock(held):
-    """As the scripts have written them; of a lock nobody waits for there is nothing."""
     wait(held, "b", "a")
     wait(held, "c", channel="")
     waited_for, other = read(held, names=("a", "b"))
@@ -238,7 +224,6 @@ def test_who_was_not_heard_of_for_long_does_not_count(held):
 
 
 def test_of_very_many_the_oldest_are_read_and_all_counted(held):
-    """A list of locks takes one of each; who can be reached by no hint is in no line."""
     wait(held, "f", channel="")
     wait(held, *map(str, range(FEW)))
     (one,), (some,), (all_,) = (read(held, most) for most in (1, 3, FEW + 1))
@@ -268,7 +253,6 @@ def test_nobody_waits_for_a_lock_that_is_only_held(held):
 @pytest.mark.parametrize("key", [b"redlock:waiters:a", b"redlock:line:a"])
 @pytest.mark.parametrize("many", [1, FEW + 1])
 def test_a_key_of_another_type_is_in_nobodys_way(held, key, many):
-    """The lock is read all the same."""
     wait(held, *map(str, range(many)))
     held.ask(b"SET", key, b"by hand")
     (stored,) = read(held)

@@ -47,7 +47,6 @@ def test_a_message_says_what_wakes_it(wakes, said):
 
 @pytest.mark.parametrize("odd", [0, 1, None, "", "Release", "free", ["release"]])
 def test_what_wakes_a_message_in_no_known_way_is_not_read(odd):
-    """It comes when it is due, as if it said nothing."""
     assert Waiting.of(Waiting("a", 1.7e9).parts | {"woken": odd}) is None
 
 
@@ -85,7 +84,6 @@ def test_a_task_comes_by_itself_within_bounds(times, longest):
 
 
 def test_a_task_comes_by_itself_less_and_less_often():
-    """Each time it was not woken; not all of them at once."""
     for times, seconds in enumerate([60, 120, 240, 480, 600, 600], start=1):
         comes = {Waiting("a", 1.0, times).comes_by_itself(math.inf) for _ in range(50)}
         assert len(comes) > 1

@@ -98,7 +98,6 @@ def app(monkeypatch):
 
 
 def receive(app, lock="a", *, name=None, since=1.7e9, eta=True, expires=None, task_id="me", **said):
-    """Return a delivery of a task that waits; the worker holds it in its timer."""
     waiting = {"name": name or lock, "since": since, "times": 1}
     waiting |= {part: said.pop(part) for part in ("woken", "limit") if part in said}
     in_a_while = datetime.now(timezone.utc) + timedelta(minutes=1)
@@ -143,14 +142,12 @@ def told(app):
 
 
 def who_was_told_of(app):
-    """Return whom the nodes were told of since this was asked last."""
     found = [request.arguments[0].decode() for request in app.told]
     app.told.clear()
     return found
 
 
 def who(request):
-    """Return what the nodes know a delivery by."""
     return request._delivery.execution
 
 
@@ -161,19 +158,16 @@ def call(app, lock="a"):
 
 
 def was_woken(request):
-    """Return whether the child is told that it was."""
     fields = request.request_dict
     return Delivery.of(request.task, fields, request.hostname).was_woken
 
 
 def later(app, seconds):
-    """Have the nodes been told of all so long ago [s]."""
     for task in app.room._waiting:
         task.registered_at -= seconds
 
 
 def test_how_many_wait_is_told_where_that_has_changed(app, monkeypatch):
-    """At a look, once a second; nobody is told again of what is as it was."""
     heard = []
     monkeypatch.setattr(app.room._plugin, "notify", heard.append, raising=False)
     requests = [receive(app, lock) for lock in "ab"]
@@ -191,7 +185,6 @@ def test_how_many_wait_is_told_where_that_has_changed(app, monkeypatch):
 
 
 def test_one_that_waits_is_noted(app):
-    """As its execution, since when it says, by the process that is told."""
     request = receive(app, since=1.7e9)
     (wait,) = app.told
     assert wait.keys == (
@@ -202,15 +195,18 @@ def test_one_that_waits_is_noted(app):
     assert len(app.ears.waiting) == 1
 
 
-def test_one_that_waits_for_something_else_is_not_woken(app):
-    """It has waited for the lock before, which is free by now; twin: the test above."""
-    receive(app, woken=False)
-    assert (told(app), app.ears.waiting) == ([], [])
-
-
-def test_what_is_to_run_now_is_not_woken(app):
-    """Only what Celery holds back can be."""
-    receive(app, eta=False)
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"woken": False},  # it has waited for the lock before, which is free by now
+        {"eta": False},  # only what Celery holds back can be woken
+        *({"since": never} for never in ("1", -1.0, 1e300, float("nan"), None, True)),  # not ours
+    ],
+    ids=str,
+)
+def test_what_does_not_wait_for_the_lock_is_not_woken(app, said):
+    """Twin: the test above."""
+    receive(app, **said)
     assert (told(app), app.ears.waiting) == ([], [])
 
 
@@ -253,18 +249,10 @@ def test_how_many_places_a_lock_has_says_the_task(app):
     assert wait.keys[4:] == (b"redlock:lock:a", b"redlock:lock:a#1")
 
 
-@pytest.mark.parametrize("since", ["1", -1.0, 1e300, float("nan"), None, True])
-def test_a_message_that_has_waited_since_no_moment_does_not_wait(app, since):
-    """What it says of itself is then nothing that we have written."""
-    receive(app, since=since)
-    assert (told(app), app.ears.waiting) == ([], [])
-
-
 # -- being woken ------------------------------------------------------------------------
 
 
 def test_one_that_is_woken_runs(app):
-    """Out of the timer, once; the nodes remember since when it waits, and send it no more hints."""
     request, other = receive(app, "a"), receive(app, "b", task_id="other")
     told(app)
     call(app)
@@ -300,7 +288,6 @@ def test_the_next_hint_is_the_next_one_s(app):
 
 
 def test_one_that_cannot_be_run_disturbs_nobody(app, monkeypatch):
-    """It comes by itself; the next one runs, and so does the worker's event loop."""
     receive(app, since=1001.0)
     other = receive(app, since=1002.0, task_id="other")
     note = waiting_room.note_woken
@@ -495,7 +482,6 @@ def test_the_oldest_runs_whoever_asked(app):
 
 
 def test_as_many_run_as_places_are_free(app):
-    """And no more: the others would be refused."""
     app.tasks["bill"].lock_limit = 3
     requests = [receive(app, since=since, task_id=f"{since}") for since in (1001.0, 1002.0, 1003.0)]
     app.free = 2
@@ -582,8 +568,6 @@ def test_what_the_nodes_are_asked_holds_up_no_message(app, monkeypatch):
 
 
 def test_where_no_thread_can_be_started_the_next_look_tells_the_nodes(app, monkeypatch):
-    """Celery goes on."""
-
     def refuse():
         raise RuntimeError("can't start new thread")
 
@@ -597,8 +581,6 @@ def test_where_no_thread_can_be_started_the_next_look_tells_the_nodes(app, monke
 
 
 def test_a_failure_to_ask_is_told_and_costs_nobody_else(app, monkeypatch, caplog):
-    """The next note is made as ever."""
-
     def fail(_asked):
         raise OSError
 
@@ -769,7 +751,6 @@ def test_who_is_not_to_run_waits_no_more(app, how):
 
 
 def test_those_who_wait_do_not_count_for_the_limit(app, monkeypatch):
-    """Up to a bound; all of it is taken back when they are gone."""
     monkeypatch.setattr(waiting_room, "UNCOUNTED", 3)
     qos = app.consumer.qos
     for number in range(5):
@@ -811,7 +792,6 @@ def test_a_new_connection_counts_anew(app):
 
 
 def test_without_a_limit_there_is_nothing_to_count(app):
-    """Celery's default."""
     app.consumer.qos.max_prefetch = None
     receive(app)
     assert app.consumer.qos.max_prefetch is None

@@ -20,8 +20,6 @@ PATIENCE = 60
 
 
 class Site:
-    """A page of two bytes, served in a thread."""
-
     def __init__(self):
         self.may_answer = threading.Event()
         self.may_answer.set()
@@ -32,24 +30,20 @@ class Site:
         self._thread.start()
 
     def page(self, _environ, start_response):
-        """Answer, as soon as that is allowed."""
         self.may_answer.wait(PATIENCE)
         start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "2")])
         return [b"ok"]
 
     def connect(self, words=b""):
-        """Return a connection that has sent *words*."""
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
         connection.sendall(words)
         return connection
 
     def fetched(self):
-        """Return what a browser gets."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/", timeout=PATIENCE) as answer:
             return answer.read()
 
     def close(self):
-        """End the thread, and all connections."""
         self.may_answer.set()
         # Awake for another reason, the thread may have closed the trigger before it is written to.
         with contextlib.suppress(OSError):
@@ -61,20 +55,17 @@ class Site:
 
 @pytest.fixture
 def site():
-    """Serve the page for one test."""
     with contextlib.closing(Site()) as site:
         yield site
 
 
 @pytest.fixture
 def connections():
-    """Close these at the end."""
     with contextlib.ExitStack() as stack:
         yield stack.enter_context
 
 
 def is_closed(connection):
-    """Return whether the server has hung up."""
     if not select.select([connection], [], [], 0)[0]:
         return False
     try:
@@ -84,13 +75,11 @@ def is_closed(connection):
 
 
 def drip(connection):
-    """Send one more byte of a request, if that is still wanted."""
     with contextlib.suppress(OSError):
         connection.send(b"x")
 
 
 def test_slow_clients_keep_nobody_out(monkeypatch, connections):
-    """More of them than there may be connections, each with half a request."""
     monkeypatch.setattr(serving, "SILENCE", 3600)  # it is their number that ends some
     with contextlib.closing(Site()) as site:
         slow = [connections(site.connect(HALF)) for _ in range(serving.CONNECTIONS + 50)]

@@ -111,7 +111,6 @@ def test_most_places_are_those_of_the_largest_limit():
 
 
 def test_a_release_finds_the_place_that_the_holder_has():
-    """By its token; the first one where nobody has that."""
     places = [one_lock(FREE), replace(one_lock(TAKEN), number=1)]
     assert seen_in(places, ["b" * 8, "a" * 8]) == (places[1], "a" * 8)
     assert seen_in(places, ["b" * 8]) == (places[0], "b" * 8)
@@ -154,7 +153,6 @@ def test_the_holder_is_told_by_the_node_that_heard_last():
 
 @pytest.mark.parametrize("value", [b"mine", b"A" * 40, b"", b"a" * 39, "ü".encode() * 40])
 def test_the_value_of_somebody_else_is_told_nobody(value):
-    """What is no token of ours is no holder of ours, and none of it is shown."""
     lock = one_lock([seen(value)])
     (view,) = lock.views
     assert view.is_foreign
@@ -163,7 +161,6 @@ def test_the_value_of_somebody_else_is_told_nobody(value):
 
 
 def test_a_marker_counts_if_a_majority_has_it():
-    """The largest count of merged triggers is the newest."""
     ours = StoredReservation(b"a", {"task_id": "1"}, 5.0, is_running=False, merged=1)
     newer = replace(ours, merged=2)
     other = replace(ours, token=b"b")
@@ -185,7 +182,6 @@ def test_a_marker_counts_if_a_majority_has_it():
     ],
 )
 def test_a_marker_stands_by_itself_or_by_its_lock(fields, lock, expected):
-    """As the scripts of the nodes see it."""
     found = reservation_in(fields, 1000, lock)
     assert (found and (found.left, found.is_running, found.waiting)) == expected
 
@@ -223,7 +219,6 @@ RUN_WORDS = {
 
 @pytest.mark.parametrize("case", RUN_WORDS)
 def test_what_a_worker_would_do(case):
-    """By the policy for what the nodes say, and it is named."""
     verdict, options, words = RUN_WORDS[case]
     told = at_run(TASK, replace(OPTIONS, **options), verdict)
     assert words in told
@@ -234,7 +229,6 @@ def test_what_a_worker_would_do(case):
 
 
 def test_retries_of_every_kind_are_told():
-    """Backoff of the task's own, and retries without end."""
     task = SimpleNamespace(max_retries=None, default_retry_delay=180, retry_backoff=True)
     told = at_run(task, replace(OPTIONS, on_conflict=Retry()), Verdict.TAKEN)
     assert "by its retry_backoff, without end" in told
@@ -244,7 +238,6 @@ def test_retries_of_every_kind_are_told():
 
 
 def replace_retries(times):
-    """Return a task that may be retried so often."""
     return SimpleNamespace(name="shop.bill", max_retries=times, default_retry_delay=180)
 
 
@@ -266,7 +259,6 @@ PUBLISH_WORDS = [
 
 @pytest.mark.parametrize(("on_duplicate", "queued", "following", "words"), PUBLISH_WORDS)
 def test_what_a_publisher_would_do(on_duplicate, queued, following, words):
-    """By what a majority of the nodes has queued for the name."""
     options = replace(OPTIONS, unique_until="finished", on_duplicate=on_duplicate)
     assert words in (at_publish(options, queued, following) or "")
 
@@ -276,13 +268,11 @@ def test_what_a_publisher_would_do(on_duplicate, queued, following, words):
     [(Fail(), "raises QuorumUnavailable"), (Skip(), "publishes it, queued already or not")],
 )
 def test_what_a_publisher_would_do_without_a_quorum(policy, words):
-    """Who is queued is then not known, and the option for that counts."""
     options = replace(OPTIONS, unique_until="finished", on_unavailable=policy)
     assert words in (at_publish(options, None, None, is_quorate=False) or "")
 
 
 def test_a_task_that_is_not_unique_is_just_published():
-    """Then there is nothing to say of it."""
     assert at_publish(OPTIONS, WAITS, None) is None
 
 
@@ -290,27 +280,22 @@ def test_a_task_that_is_not_unique_is_just_published():
 
 
 class Billing(RedlockTask):
-    """A task of ours that makes any lock name."""
-
     name = "shop.bill"
 
     def __init__(self, makes):
         self.makes = makes
 
     def lock_name(self, args, kwargs):
-        """Return or raise what it was told to."""
         if isinstance(self.makes, Exception):
             raise self.makes
         return self.makes
 
 
 def app_with(*names, **tasks):
-    """Return an app with tasks that are none of ours, by their *names*, and with *tasks*."""
     return SimpleNamespace(tasks={**{name: SimpleNamespace() for name in names}, **tasks})
 
 
 def test_tasks_are_found_or_the_nearest_is_named():
-    """Built-in ones are not suggested; what takes no lock is said to."""
     ours = Billing("name")
     app = app_with("celery.chord", "shop.plain", **{"shop.bill": ours})
     assert find_task(app, "shop.bill") is ours
@@ -342,7 +327,6 @@ def test_what_is_no_json_of_a_call_is_said_without_repeating_it(args, kwargs, wo
 
 @pytest.mark.parametrize("makes", [LockKeyError("no"), ValueError("s3cret"), "", None])
 def test_a_call_without_a_name_is_a_clean_error(makes):
-    """Arguments that do not fit, and what a lock_name() of the user's may raise or return."""
     with pytest.raises(CallError) as failure:
         names_in_call(Billing(makes), "[]", "{}")
     assert "s3cret" not in str(failure.value)
@@ -372,7 +356,6 @@ def test_what_has_ended_is_known_from_the_result_backend():
 
 
 def test_a_result_backend_that_is_none_is_not_asked_for_long(monkeypatch):
-    """There may be none, or one that does not answer."""
     assert ended_results(Celery("shop", set_as_current=False), ["a"]) == {}
     assert ended_results(None, ["a"]) == {}
     answer = threading.Event()

@@ -37,24 +37,19 @@ def test_a_command_names_the_app_that_the_process_was_started_for(argv, app):
 
 @pytest.mark.parametrize("junk", [None, [], "x", {}, {"since": float("nan")}, {"task": "t"}])
 def test_who_nobody_told_of_is_unknown(junk):
-    """Whatever stands there."""
     assert who(junk, junk) == "an unknown holder"
 
 
 def test_what_is_no_moment_is_none():
-    """Neither a year that there is not, nor what is no number."""
     assert moment(9e11) == "?"
     assert moment("x") == "1970-01-01 00:00:00 UTC"
 
 
 def test_votes_that_are_none_are_nothing():
-    """A record of others may have anything there."""
     assert votes_in_words([]) == votes_in_words(None) == ""
 
 
 def test_celerys_line_of_a_skip_is_short():
-    """All others stay as they are."""
-
     def line(value):
         record = logging.LogRecord(
             "n", 20, "f", 1, "%(return_value)s", ({"return_value": value},), None
@@ -84,7 +79,6 @@ def test_what_a_policy_decides_is_expected(own):
 
 
 def test_status_names_bootstrap_first_where_all_nodes_are_new(monkeypatch):
-    """That is what helps; then what happens without."""
     monkeypatch.setattr("sys.argv", ["celery", "-A", "shop", "redlock", "status"])
     settings = Settings.from_conf({"redlock_nodes": ["redis://a", "redis://b", "redis://c"]})
     new = [NodeStatus(label, "quarantined", quarantine=41.0) for label in "abc"]
@@ -104,7 +98,6 @@ def test_status_names_bootstrap_first_where_all_nodes_are_new(monkeypatch):
 
 @pytest.mark.parametrize(("quarantine", "named"), [(41.0, True), (0.0, False)])
 def test_the_doctor_names_bootstrap_first_where_all_nodes_are_new(monkeypatch, quarantine, named):
-    """As what mends the lack of a quorum."""
     monkeypatch.setattr("sys.argv", ["celery", "-A", "shop", "redlock", "doctor"])
     settings = Settings.from_conf({"redlock_nodes": ["redis://a", "redis://b", "redis://c"]})
     problem = "" if named else "Connection refused"

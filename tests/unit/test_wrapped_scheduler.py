@@ -39,22 +39,15 @@ def _slots(monkeypatch):
 
 
 class World:
-    """
-    The time, on all clocks.
-
-    Attributes:
-        seconds: Since `START`.
-    """
+    """The time on all clocks, as seconds since `START`."""
 
     def __init__(self):
         self.seconds = 0.5
 
     def clock(self):
-        """Return the time on a clock that never stops."""
         return 1000.0 + self.seconds
 
     def now(self, tz=timezone.utc):
-        """Return the date."""
         return (START + timedelta(seconds=self.seconds)).astimezone(tz)
 
 
@@ -62,11 +55,8 @@ class Records:
     """
     Slot records that do as a test says.
 
-    Attributes:
-        known: Entry -> its last slot.
-        answers: What claims come to, in turn: an outcome, an error, or what is to be called for
-            one; after these every claim is granted.
-        calls: What was called, and with what claim.
+    Each claim takes the next of `answers`: an outcome, an error, or what is to be called for one;
+    after these it is granted.
     """
 
     def __init__(self):
@@ -74,13 +64,11 @@ class Records:
         self.error = None
 
     def look(self, records):
-        """Return the last slots."""
         if self.error is not None:
             raise self.error
         return {name: self.known[name] for name in records if name in self.known}
 
     def claim(self, claim):
-        """Return the next answer."""
         self.calls.append(("claim", claim))
         answer = self.answers.pop(0) if self.answers else CLAIMED
         if callable(answer):
@@ -90,26 +78,18 @@ class Records:
         return answer
 
     def settle(self, claim):
-        """Note it."""
         self.calls.append(("settle", claim))
 
     def withdraw(self, claim):
-        """Note it."""
         self.calls.append(("withdraw", claim))
 
     @property
     def words(self):
-        """What was called."""
         return [word for word, _ in self.calls]
 
 
 class Listed(Scheduler):
-    """
-    Celery's scheduler in memory.
-
-    Attributes:
-        broker: Takes each message, or raises.
-    """
+    """Celery's scheduler in memory; `broker` takes each message, or raises."""
 
     max_interval = 0.25
     producer = None
@@ -117,24 +97,18 @@ class Listed(Scheduler):
     failure = None
 
     def send_task(self, name, args, kwargs, **options):
-        """Hand a message over."""
         return self.broker(name, args, options)
 
     def sync(self):
-        """Store nothing, or fail over it."""
         if self.failure is not None:
             raise self.failure
 
 
 class Shop:
     """
-    A term of a scheduler with the given entries.
+    A term of a scheduler with the given entries; publishing those that are `down` fails.
 
-    Attributes:
-        down: Names of entries whose publish fails.
-        tried: Entry and slot [s since `START`] of every try to publish.
-        sent: Likewise of what was published.
-        args: Of what was published.
+    Slots in `tried` and `sent` are seconds since `START`.
     """
 
     def __init__(self, world, cls=Listed, *, known=None, deadline=None, tasks=None, **plans):
@@ -166,7 +140,6 @@ class Shop:
         self.leader = WrappedScheduler(self.scheduler, self.publisher, term)
 
     def broker(self, name, args, options):
-        """Take a message, unless that is to fail."""
         entry, due, *_ = options["headers"]["redlock"]["slot"]
         slot = entry, (datetime.fromisoformat(due) - START).total_seconds()
         self.tried.append((self.world.seconds, *slot))
@@ -191,7 +164,6 @@ class Shop:
         return [due for entry, due in self.sent if entry == name]
 
     def change(self, name="a", plan=None, args=()):
-        """Give an entry another schedule or other arguments, or add it."""
         old = self.scheduler.schedule.get(name)
         fresh = self.scheduler.Entry(
             name=name,
@@ -205,7 +177,6 @@ class Shop:
 
     @property
     def skipped(self):
-        """Why slots were skipped."""
         return [event.cause for event in self.events if isinstance(event, SlotSkipped)]
 
     @property
@@ -217,7 +188,6 @@ class Shop:
 
 @pytest.fixture
 def world(monkeypatch):
-    """Time that is moved by hand, on all clocks that a term looks at."""
     world = World()
 
     class Date(datetime):
@@ -229,6 +199,12 @@ def world(monkeypatch):
     monkeypatch.setattr(wrapped_module, "datetime", Date)
     monkeypatch.setattr(slots_module, "datetime", Date)
     return world
+
+
+@pytest.fixture
+def shop(world):
+    """A term at whose beginning a slot is due, the next one 4.5 s later."""
+    return Shop(world, known={"a": 5.0}, a=5.0)
 
 
 @pytest.fixture(autouse=True)
@@ -248,7 +224,6 @@ def warnings_of(caplog, words):
 
 
 def test_each_slot_is_published_once_and_settled(world):
-    """Message by message on the grid, and observers are told."""
     shop = Shop(world, a=5.0)
     shop.run(16.0)
     assert shop.slots() == [5.0, 10.0, 15.0]
@@ -257,7 +232,6 @@ def test_each_slot_is_published_once_and_settled(world):
 
 
 def test_what_was_missed_between_two_terms_is_made_up_for(world):
-    """The first look at the records tells where a former leader ended."""
     shop = Shop(world, known={"a": 10.0}, a=5.0)
     shop.run(1.0)
     assert shop.slots() == [-5.0, 0.0]
@@ -274,7 +248,6 @@ def test_an_entry_that_is_changed_is_not_made_up_for(world):
 
 
 def test_an_entry_that_is_added_is_not_made_up_for(world):
-    """Whatever slots one of its name had before it was taken out."""
     shop = Shop(world, known={"new": 30.0}, a=600.0)
     shop.run(1.0)
     shop.change("new", plan=1.0)
@@ -283,7 +256,6 @@ def test_an_entry_that_is_added_is_not_made_up_for(world):
 
 
 def test_an_added_entry_misses_nothing_from_then_on(world):
-    """Its first slots are published also if we are late, all of them."""
     shop = Shop(world, a=600.0)
     shop.run(1.5)
     shop.change("new", plan=1.0)
@@ -310,7 +282,6 @@ def test_a_long_row_lets_others_in_between(world, seconds):
 
 
 def test_what_is_too_old_is_dropped_and_told(world):
-    """A deadline leaves the older slots out; observers hear of them once."""
     shop = Shop(world, known={"a": 20.0}, deadline=10.0, a=5.0)
     shop.run(1.0)
     assert shop.slots() == [-5.0, 0.0]
@@ -322,11 +293,9 @@ class Spent(BaseSchedule):
     """A schedule that always says that it is due, but has a slot every hour."""
 
     def is_due(self, last_run_at):
-        """Return that it is."""
         return True, 0.0
 
     def remaining_estimate(self, last_run_at):
-        """Return what is left until the next hour."""
         hours = (last_run_at - START) // timedelta(hours=1)
         return START + timedelta(hours=hours + 1) - self.now()
 
@@ -343,7 +312,6 @@ class Due(BaseSchedule):
     """A schedule that says nothing but whether it is due: five seconds after it ran."""
 
     def is_due(self, last_run_at):
-        """Return whether it is."""
         left = 5.0 - (self.now() - last_run_at).total_seconds()
         return left <= 0, max(0.1, left) if left > 0 else 5.0
 
@@ -363,9 +331,7 @@ def test_a_schedule_that_only_says_that_it_is_due_has_whole_seconds(world):
     assert len(set(shop.slots())) == 3
 
 
-def test_a_quorum_that_cannot_tell_what_ran_last_is_asked_again(world, caplog):
-    """Nothing is published before; a warning says why."""
-    shop = Shop(world, known={"a": 5.0}, a=5.0)
+def test_a_quorum_that_cannot_tell_what_ran_last_is_asked_again(shop, caplog):
     shop.records.error = QuorumUnavailable("a", {})
     shop.run(2.2)
     assert shop.sent == []
@@ -376,7 +342,6 @@ def test_a_quorum_that_cannot_tell_what_ran_last_is_asked_again(world, caplog):
 
 
 def test_a_tick_looks_often_whether_we_still_lead(world):
-    """However long nothing is due."""
     shop = Shop(world, a=3600.0)
     assert shop.leader.tick() <= LOOK
 
@@ -384,9 +349,7 @@ def test_a_tick_looks_often_whether_we_still_lead(world):
 # -- failures --------------------------------------------------------------------------
 
 
-def test_a_failed_sync_is_no_failed_publish(world, caplog):
-    """What was published is not published again, and the term goes on."""
-    shop = Shop(world, known={"a": 5.0}, a=5.0)
+def test_a_failed_sync_is_no_failed_publish(shop, caplog):
     shop.scheduler.sync_every_tasks = 1
     shop.scheduler.failure = OSError("disk full")
     shop.run(11.0)
@@ -397,7 +360,6 @@ def test_a_failed_sync_is_no_failed_publish(world, caplog):
 
 
 def test_the_wrapped_scheduler_stores_its_state(world):
-    """As often as it wants to."""
     shop, calls = Shop(world, known={"a": 5.0}, a=5.0), []
     shop.scheduler.sync_every_tasks = 1
     shop.scheduler.sync = lambda: calls.append(world.seconds)
@@ -405,12 +367,13 @@ def test_the_wrapped_scheduler_stores_its_state(world):
     assert len(calls) == 2
 
 
-@pytest.mark.parametrize(("deadline", "longest"), [(None, 8.0), (16.0, 2.0), (3600.0, 8.0)])
+@pytest.mark.parametrize(
+    ("deadline", "longest"), [(None, 7.5), (16.0, 2.0), (64.0, 8.0), (3600.0, 8.0)]
+)
 def test_a_failed_publish_is_tried_again_with_growing_pauses(world, caplog, deadline, longest):
-    """Up to a bound; one traceback, and then a line for each try."""
     shop = Shop(world, known={"a": 3600.0}, deadline=deadline, a=3600.0)
     shop.down = {"a"}
-    assert shop.publisher.longest_pause <= longest
+    assert shop.publisher.longest_pause == longest
     shop.run(14.9)
     times = [when for when, *_ in shop.tried]
     pauses = [after - before for before, after in pairwise(times)]
@@ -425,15 +388,8 @@ def test_a_failed_publish_is_tried_again_with_growing_pauses(world, caplog, dead
     assert shop.leader._owed == {}
 
 
-def test_the_pause_after_a_failure_has_a_bound(world):
-    """An eighth of the deadline, and eight seconds at most."""
-    for deadline, pause in ((16.0, 2.0), (64.0, 8.0), (3600.0, 8.0)):
-        assert Shop(world, deadline=deadline).publisher.longest_pause == pause
-
-
-def test_a_retry_says_that_its_slot_may_have_been_sent(world):
+def test_a_retry_says_that_its_slot_may_have_been_sent(shop):
     """Nobody knows what became of a publish that failed: its claim is never taken back."""
-    shop = Shop(world, known={"a": 5.0}, a=5.0)
     shop.down = {"a"}
     shop.run(2.0)
     claims = [claim for word, claim in shop.records.calls if word == "claim"]
@@ -459,9 +415,8 @@ def test_a_broker_that_is_back_gets_all_at_once(world):
     assert sorted(shop.sent) == [("a", 0.0), ("b", 0.0), ("c", 0.0)]
 
 
-def test_a_retry_uses_the_producer_of_now(world):
+def test_a_retry_uses_the_producer_of_now(shop):
     """That of the first try may be on a connection that is no more."""
-    shop = Shop(world, known={"a": 5.0}, a=5.0)
     used = []
     shop.scheduler.producer = "old"
     shop.scheduler.send_task = lambda *args, producer, **options: used.append(producer) or 1 / 0
@@ -471,9 +426,8 @@ def test_a_retry_uses_the_producer_of_now(world):
     assert used == ["old", "new"]
 
 
-def test_what_is_owed_of_an_entry_that_is_gone_is_dropped(world, caplog):
+def test_what_is_owed_of_an_entry_that_is_gone_is_dropped(shop, caplog):
     """Somebody took it out of the schedule: it is not published any more, and that is said."""
-    shop = Shop(world, known={"a": 5.0}, a=5.0)
     shop.down = {"a"}
     shop.run(1.0)
     del shop.scheduler.schedule["a"]
@@ -483,9 +437,8 @@ def test_what_is_owed_of_an_entry_that_is_gone_is_dropped(world, caplog):
     assert warnings_of(caplog, "'a' was removed from the schedule") == [logging.WARNING]
 
 
-def test_what_is_owed_of_an_entry_that_was_changed_is_published_as_it_is_now(world):
+def test_what_is_owed_of_an_entry_that_was_changed_is_published_as_it_is_now(shop):
     """Nobody wants the old arguments any more."""
-    shop = Shop(world, known={"a": 5.0}, a=5.0)
     shop.down = {"a"}
     shop.run(1.0)
     shop.change(args=("new",))
@@ -514,7 +467,6 @@ def test_what_is_owed_of_an_entry_whose_schedule_was_changed_is_not_made_up_for(
 
 
 def test_no_quorum_for_a_claim_is_no_failure_of_the_broker(world, caplog):
-    """The slot waits, one warning says so, and it is published when there is one."""
     shop = Shop(world, known={"a": 3600.0}, a=3600.0)
     shop.records.answers = [QuorumUnavailable("a", {}), QuorumUnavailable("a", {})]
     shop.run(4.0)
@@ -529,9 +481,8 @@ def test_no_quorum_for_a_claim_is_no_failure_of_the_broker(world, caplog):
 @pytest.mark.parametrize(
     ("state", "reason"), [(SlotState.DEPOSED, "deposed"), (SlotState.AHEAD, "clock")]
 )
-def test_some_claims_end_the_term(world, state, reason):
+def test_some_claims_end_the_term(shop, state, reason):
     """A newer leader, or a wrong clock: nothing is published, and nobody asks again."""
-    shop = Shop(world, known={"a": 5.0}, a=5.0)
     shop.records.answers = [Claimed(state)]
     for _ in range(2):
         with pytest.raises(TermOver) as over:
@@ -541,9 +492,8 @@ def test_some_claims_end_the_term(world, state, reason):
     assert shop.records.words == ["claim"]
 
 
-def test_a_lease_that_is_lost_after_the_claim_publishes_nothing(world):
+def test_a_lease_that_is_lost_after_the_claim_publishes_nothing(shop):
     """The claim is taken back, so that the next leader knows that nothing was sent."""
-    shop = Shop(world, known={"a": 5.0}, a=5.0)
 
     def lost():
         shop.held.lost_reason = "deadline"
@@ -558,9 +508,7 @@ def test_a_lease_that_is_lost_after_the_claim_publishes_nothing(world):
     assert not shop.records.calls[1][1].is_sent
 
 
-def test_without_a_lease_nothing_is_claimed(world):
-    """Who knows that the lease is lost asks nobody."""
-    shop = Shop(world, known={"a": 5.0}, a=5.0)
+def test_without_a_lease_nothing_is_claimed(shop):
     shop.held.lost_reason = "stolen"
     with pytest.raises(TermOver, match="stolen"):
         shop.leader.tick()
@@ -569,18 +517,15 @@ def test_without_a_lease_nothing_is_claimed(world):
     assert shop.records.calls == []
 
 
-def test_a_slot_that_another_one_is_about_to_publish_is_looked_at_again(world):
+def test_a_slot_that_another_one_is_about_to_publish_is_looked_at_again(shop):
     """It may yet die over it: soon it is either published, or ours."""
-    shop = Shop(world, known={"a": 5.0}, a=5.0)
     shop.records.answers = [Claimed(SlotState.TAKEN)] * 2
     shop.run(0.5 + 3 * SOON)
     assert shop.slots() == [0.0]
     assert shop.records.words == ["claim"] * 3 + ["settle"]
 
 
-def test_a_slot_that_was_published_is_left_alone(world):
-    """It is neither published nor skipped, and its entry goes on."""
-    shop = Shop(world, known={"a": 5.0}, a=5.0)
+def test_a_slot_that_was_published_is_left_alone(shop):
     shop.records.answers = [Claimed(SlotState.PUBLISHED)]
     shop.run(6.0)
     assert shop.slots() == [5.0]
@@ -589,8 +534,6 @@ def test_a_slot_that_was_published_is_left_alone(world):
 
 
 class Report(RedlockTask):
-    """A task with a lock, which is published to the broker of a shop."""
-
     name = TASK
     lock_key = "report"
 
@@ -598,19 +541,16 @@ class Report(RedlockTask):
         """Do nothing."""
 
     def apply_async(self, args, kwargs, **options):
-        """Publish."""
         return self.broker(TASK, args, options)
 
 
 def locked(dedup_ttl, **options):
-    """Return a task with a lock."""
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.redlock_nodes = ["redis://one:1/0"]
     return app.register_task(type("Locked", (Report,), {"dedup_ttl": dedup_ttl, **options})())
 
 
 def shop_of(world, task):
-    """Return a shop whose task is this one."""
     shop = Shop(world, known={"a": 5.0}, a=5.0, tasks={TASK: task})
     task.broker = shop.broker
     return shop
@@ -688,7 +628,6 @@ class Monitored(Listed):
     """A scheduler around whose publish a monitor begins a check-in, as Sentry's does."""
 
     def apply_entry(self, entry, producer=None):
-        """Begin a check-in, which the task is to end."""
         self.begun = [*getattr(self, "begun", ()), entry.options["task_id"]]
         entry.options["headers"]["check-in"] = len(self.begun)
         super().apply_entry(entry, producer=producer)
@@ -730,24 +669,19 @@ def test_what_fails_within_the_schedulers_own_is_tried_again(world, cls, caplog)
 
 
 class Silent(Listed):
-    """A scheduler of somebody else's that does not say what it published."""
-
     def apply_async(self, *args, **kwargs):
-        """Publish, and return nothing."""
         super().apply_async(*args, **kwargs)
 
 
 def test_a_scheduler_that_returns_nothing_has_published(world):
-    """Its slot was not skipped."""
     shop = Shop(world, Silent, known={"a": 5.0}, a=5.0)
     shop.run(1.0)
     assert shop.published == shop.slots() == [0.0]
     assert shop.skipped == []
 
 
-def test_a_duplicate_is_skipped_and_not_tried_again(world, caplog):
+def test_a_duplicate_is_skipped_and_not_tried_again(shop, caplog):
     """Its task is queued already and says so by an error, which Celery wraps."""
-    shop = Shop(world, known={"a": 5.0}, a=5.0)
     shop.down, shop.error = {"a"}, DuplicateTask("1", "report")
     shop.run(4.0)
     assert shop.skipped == ["duplicate"]
@@ -757,9 +691,8 @@ def test_a_duplicate_is_skipped_and_not_tried_again(world, caplog):
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_a_result_may_be_that_of_another_task(world, is_ours):
+def test_a_result_may_be_that_of_another_task(shop, is_ours):
     """Who joins another task published nothing; who finds its own copy did."""
-    shop = Shop(world, known={"a": 5.0}, a=5.0)
 
     def joined(*args, task_id, **options):
         return SimpleNamespace(id=task_id if is_ours else "other", duplicate=True)
