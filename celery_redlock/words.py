@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,7 @@ def app_option(argv: Sequence[str]) -> str:
     program = Path(argv[0] if argv else "")
     if not program.name.startswith("celery") and program.parent.name != "celery":
         return "APP"
-    for word, following in zip(argv[1:], [*argv[2:], ""], strict=True):
+    for word, following in pairwise([*argv[1:], ""]):
         if word in {"-A", "--app"} and following:
             return printable(following)
         for begin in ("--app=", "-A"):

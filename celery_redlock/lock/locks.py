@@ -1,4 +1,4 @@
-"""The locks of a process on its nodes: taken, renewed by the watchdog, given back."""
+"""The locks of a process on its nodes: taken, renewed by the watchdog, released."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ __all__ = ["Locks"]
 
 class Locks:
     """
-    Locks that the watchdog renews until they are given back; what `Redlock` is made of.
+    Locks that the watchdog renews until they are released; what `Redlock` is made of.
 
     Arguments and errors are those of `Redlock`.
     """
@@ -113,7 +113,7 @@ class Locks:
         """The locks that the watchdog of this process renews."""
         return self._watchdog.held
 
-    # -- taken, and given back ----------------------------------------------------
+    # -- taken, and released ----------------------------------------------------
 
     def take(
         self, request: LockRequest, on_lost: Callable[[HeldLock], None] | None = None

@@ -26,6 +26,7 @@ from celery_redlock.words import moment, redlock_command, votes_in_words, who
         (["celery", "--app", "shop", "beat"], "shop"),
         (["celery", "worker"], "APP"),
         (["celery", "-A"], "APP"),
+        (["celery"], "APP"),
         (["/usr/bin/uwsgi", "-A", "127.0.0.1"], "APP"),
         ([], "APP"),
     ],
