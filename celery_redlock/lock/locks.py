@@ -214,15 +214,10 @@ class Locks:
         place: int = 0,
     ) -> ReleaseOutcome:
         """
-        Release the lock for a holder that no longer can.
+        Release the lock for a holder that no longer can, and that *owner* is of.
 
-        Args:
-            name: Lock name.
-            owner: As in `request.LockRequest`; somebody else's lock stays what it is.
-            since: When the holder began [s, Unix time], for those who are told.
-            keep: Let the key stand for so much longer instead [s].
-            info: How the holder described itself.
-            place: Of the lock, where it has a limit.
+        *since* [s, Unix time] and *info* are of the holder, for the event; *keep* as in
+        `give_back`. Somebody else's lock stays what it is.
         """
         outcome = self._release(name, owner, keep, place)
         if outcome is ReleaseOutcome.RELEASED:

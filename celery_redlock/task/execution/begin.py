@@ -94,7 +94,6 @@ class Refused:
 
     @property
     def plan(self) -> Plan:
-        """What happens to it."""
         claim = self.claim
         return plan(
             claim.options,
@@ -106,14 +105,7 @@ class Refused:
 
 
 def begin(claim: Claim, outer: Granted | None, on_lost: OnLost) -> Granted | Finished | Refused:
-    """
-    Ask for the lock of *claim*.
-
-    Args:
-        claim: Of the execution.
-        outer: How the execution has begun whose body called this one with ``apply()``, if any.
-        on_lost: Called when the lock is lost, where that ends the body.
-    """
+    """Ask for the lock of *claim*; *outer* is the execution whose body called ``apply()``, if any."""
     if locking.disabled:
         return unlocked(claim, "locks are disabled in this process")
     if outer is not None and has_replaced(claim, outer):
@@ -131,7 +123,6 @@ def begin(claim: Claim, outer: Granted | None, on_lost: OnLost) -> Granted | Fin
 
 
 def unlocked(claim: Claim, why: str) -> Granted:
-    """Return that the execution runs without a lock."""
     return Granted(claim, NotLocked(claim.name, why, clock.wall()))
 
 
@@ -227,7 +218,6 @@ def take(
 
 
 def acquire(claim: Claim, wait: float, on_lost: OnLost, ends: float | None) -> HeldLock:
-    """Acquire the locks; raises what `Redlock.take` does."""
     options, delivery, locks = claim.options, claim.delivery, claim.locks
     marker = delivery.execution if options.dedup_ttl else None
     asked = None if delivery.is_second_publish else marker

@@ -38,15 +38,7 @@ MAPS = ("celery.map", "celery.starmap")
 def call(
     task: Any, inherited: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """
-    Run a call of *task*, under its lock if it is an execution.
-
-    Args:
-        task: A `RedlockTask`.
-        inherited: The next ``__call__``, bound to it.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-    """
+    """Run a call of *task*, under its lock if it is an execution."""
     has_lock = not lock_of(task).is_built_in
     request, running = task.request, running_execution()
     is_by_body = request.called_directly or running is not None
@@ -83,14 +75,7 @@ def body_of(task: Any, request: Any, inherited: Callable[..., Any]) -> Callable[
 
 
 def after(task: Any, state: str | None, returned: Any) -> None:
-    """
-    Complete the records of a run of *task*, now that Celery has finished it.
-
-    Args:
-        task: A `RedlockTask`.
-        state: In which it ended.
-        returned: What it returned or raised.
-    """
+    """Complete the records of a run of *task*, now that Celery has finished it."""
     latest = latest_execution.get()
     # Not by its id, which an apply() in its body may share.
     if latest is not None and latest.request is task.request:
@@ -107,7 +92,6 @@ def after(task: Any, state: str | None, returned: Any) -> None:
 
 
 def is_element(task: Any) -> bool:
-    """Return whether a call of *task* comes from a task of Celery's that maps it."""
     caller = task.app.current_task
     return caller is not None and caller.name in MAPS and task.name not in MAPS
 

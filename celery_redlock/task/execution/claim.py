@@ -84,7 +84,6 @@ class Claim:
 
     @property
     def limits(self) -> dict[str, int]:
-        """How many places the lock of each name has."""
         return self.options.limits(self.names)
 
     @property
@@ -97,18 +96,15 @@ class Claim:
 
     @property
     def locks(self) -> Redlock:
-        """The locks that its own is one of."""
         return self.plugin.locks_for(report=self.is_report)
 
     @property
     def reservations(self) -> Reservations:
-        """The reservations that its own is one of."""
         is_report = self.reservation is not None and self.reservation.is_report
         return self.plugin.reservations_for(report=is_report)
 
     @property
     def info(self) -> dict[str, Any]:
-        """How the execution describes itself to others."""
         return self.delivery.info(self.task.name)
 
     def __str__(self) -> str:

@@ -22,14 +22,7 @@ UNTIL_THAT_ENDS = Reschedule(cap=10.0)
 
 
 def delay(refused: Refused, plan: PutOff, waiting: Waiting) -> float:
-    """
-    Return when the task is delivered again if nobody wakes it [s from now].
-
-    Args:
-        refused: Why it was not granted its lock.
-        plan: What happens to it.
-        waiting: That it waits, where it does.
-    """
+    """Return when the task is delivered again if nobody wakes it [s from now]."""
     claim, times = refused.claim, waiting.times - 1
     longest, delays = longest_countdown(claim.task.app), delays_in_broker(claim.task.app)
     # In a worker that hears the nodes.

@@ -29,15 +29,7 @@ HINT_TAKES = 0.002
 
 
 def end(claim: Claim, held: HeldLock | None, outcome: Outcome, comes_in: float) -> Records:
-    """
-    Release the lock, and store on the nodes what `records_after` says; never fails the task.
-
-    Args:
-        claim: Of the execution.
-        held: The lock that it has to release; None if there is none.
-        outcome: How it has ended.
-        comes_in: When it is delivered again, if it is [s from now].
-    """
+    """Release the lock, and store on the nodes what `records_after` says; never fails the task."""
     records, reservation = Records(), claim.reservation
     waiting = claim.delivery.envelope.waiting
     if waiting is not None and held is None and not comes_again(outcome, comes_in):
@@ -60,7 +52,6 @@ def end(claim: Claim, held: HeldLock | None, outcome: Outcome, comes_in: float) 
 
 
 def release(claim: Claim, held: HeldLock, records: Records) -> None:
-    """Release the lock, with the finished marker in the same step."""
     try:
         options, state, locks = claim.options, records.marker, claim.locks
         keep = left_of(options.min_hold, held.since) if options.min_hold else 0.0

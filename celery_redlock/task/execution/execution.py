@@ -83,12 +83,7 @@ class Execution:
         hide(request)
 
     def run(self, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """
-        Acquire the lock, run *body*, and release the lock on every way out.
-
-        Returns:
-            What *body* returns, or what the policy says in its place.
-        """
+        """Acquire the lock, run *body*, and release the lock on every way out."""
         latest_execution.set(self)
         self.handled = sys.exc_info()[1]  # of who forked or called us within an `except`
         outcome, comes_in = Outcome.INTERRUPTED, 0.0
@@ -172,7 +167,6 @@ class Execution:
 
     @property
     def id(self) -> str:
-        """Id of the execution."""
         return self.claim.delivery.execution
 
     @property

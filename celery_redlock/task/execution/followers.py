@@ -132,7 +132,6 @@ def tasks_in(elements: Any) -> Iterator[Context]:
 
 
 def context_of(element: dict[str, Any], options: dict[str, Any]) -> Context:
-    """Return the request that the task of *element* would have had."""
     return Context(
         {
             "id": options["task_id"],

@@ -34,6 +34,5 @@ def leave_line_before(claim: Claim, waiting: Waiting) -> None:
 
 
 def leave_line(claim: Claim, name: str) -> None:
-    """Take the task out of the line for the lock *name*."""
     locks = claim.plugin.locks
     locks.driver.tell(leave_request(locks.rules, name, claim.delivery.execution))

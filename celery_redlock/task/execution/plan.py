@@ -55,7 +55,6 @@ NEXT_RUN = SetAside("the run before it has not ended", Outcome.REQUEUED)
 
 
 def policy_for(options: LockOptions, situation: Situation) -> Policy:
-    """Return the policy that *options* have for *situation*."""
     return options.on_conflict if situation is Situation.TAKEN else options.on_unavailable
 
 
@@ -106,7 +105,6 @@ def plan(
 
 
 def effective(policy: Policy, *, is_eager: bool, reschedules: int, is_full: bool) -> Policy:
-    """Return what is left of *policy*; likewise."""
     match policy:
         case Retry() | Reschedule() | Queue() if is_eager:
             return Fail()

@@ -68,7 +68,6 @@ def way_here(target: Target) -> Strike:
 
 
 def by_signal(target: Target, number: int) -> Strike:
-    """Return how to raise in the main thread, with signal *number*."""
     thread = threading.get_ident()
 
     def on_signal(_number: int, frame: FrameType | None) -> None:
@@ -86,13 +85,7 @@ def by_signal(target: Target, number: int) -> Strike:
 
 
 def by_throw(target: Target, in_hub: Callable[[Callable[[], None]], Any]) -> Strike:
-    """
-    Return how to raise in this greenlet.
-
-    Args:
-        target: What is due in it.
-        in_hub: Has a function called in the greenlet's hub, while the greenlet waits there.
-    """
+    """Return how to raise in this greenlet."""
     greenlet = sys.modules["greenlet"].getcurrent()
 
     def throw() -> None:

@@ -92,14 +92,12 @@ def refuse(refused: Refused) -> Any:
 
 
 def about(refused: Refused) -> dict[str, Any]:
-    """Return the fields of every event about a refused task."""
     claim, cause = refused.claim, cause_of(refused.error)
     who = {"name": refused.error.name, "task": claim.task.name, "task_id": claim.request.id}
     return {**who, "cause": cause, "holder": holder_in(refused)}
 
 
 def cause_of(error: LockNotAcquired) -> str:
-    """Return the cause in one word: ``"conflict"`` or ``"unavailable"``."""
     return "conflict" if isinstance(error, LockTaken) else "unavailable"
 
 
@@ -114,7 +112,6 @@ def skip(refused: Refused) -> dict[str, Any]:
 
 
 def fail(refused: Refused, error: LockNotAcquired) -> None:
-    """Fail all successors of the task with it."""
     claim = refused.claim
     if claim.request.is_eager and isinstance(error, QuorumUnavailable):
         hint_at_tests()
@@ -152,7 +149,6 @@ def put_off(refused: Refused, plan: PutOff, waiting: Waiting) -> Exception:
 def later(
     refused: Refused, plan: Reschedule | Queue | SetAside, waiting: Waiting, after: float
 ) -> Requeue:
-    """Return how the task is delivered again."""
     envelope, error = refused.claim.delivery.copy, refused.error
     match plan:
         case Reschedule():
@@ -169,7 +165,6 @@ def later(
 
 
 def report_delay(refused: Refused, plan: PutOff, waiting: Waiting, after: float) -> None:
-    """Tell the observers, or the log, that the task is delivered again *after* so long [s]."""
     claim, seconds = refused.claim, int(after)
     match plan:
         case Retry():

@@ -119,7 +119,6 @@ def is_behind_previous(refused: Refused, ends: float) -> bool:
 
 
 def refusal_of(refused: Refused, ends: float) -> TaskEvent | None:
-    """Return what to report of an execution that was refused."""
     if is_behind_previous(refused, ends):
         return None  # it would wait a moment, until that one has released
     claim, told = refused.claim, about(refused)
@@ -131,17 +130,7 @@ def refusal_of(refused: Refused, ends: float) -> TaskEvent | None:
 def event_of(  # noqa: PLR0911  one for each plan
     plan: Plan, told: dict[str, Any], retry_delay: float
 ) -> TaskEvent | None:
-    """
-    Return what *plan* would have made of a task that was refused for the first time.
-
-    Args:
-        plan: For the task.
-        told: Fields of every such event.
-        retry_delay: Of the task, for a retry whose policy has no countdown [s].
-
-    Returns:
-        The event; None if the body would have run in any case.
-    """
+    """Return what *plan* would have made of a task that was refused for the first time."""
     match plan:
         case RunUnlocked():
             return None

@@ -126,7 +126,6 @@ def is_of_connection(error: Exception, app: Any) -> bool:
 
 
 def headers_of(request: Any) -> dict[str, Any]:
-    """Return the headers of a copy of a delivery."""
     return {k: v for k, v in custom_headers(request).items() if not k.startswith(DEATHS)}
 
 

@@ -31,13 +31,7 @@ logger = get_logger(__name__)
 
 
 class Started(NamedTuple):
-    """
-    What a body runs with.
-
-    Attributes:
-        args: Positional arguments: the newest that were merged into its reservation, if any.
-        kwargs: Keyword arguments, likewise.
-    """
+    """What a body runs with: the newest arguments that were merged, or its own."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]

@@ -35,12 +35,7 @@ REPORT = "report"
 
 
 class NotItsTurn(Exception):
-    """
-    The task that is queued before this one has not ended.
-
-    Attributes:
-        why: How the task fails if it cannot be rescheduled.
-    """
+    """The task that is queued before this one has not ended."""
 
     def __init__(self, why: LockNotAcquired) -> None:
         super().__init__(why)
@@ -87,17 +82,10 @@ class Reservation:
         return [*parts, REPORT] if self.is_report else parts
 
     def reruns(self, options: LockOptions) -> bool:
-        """Return whether duplicates are merged into it, by the *options* of its task."""
         return options.reruns and not self.is_report
 
     def hold(self, reservations: Reservations, longest: float) -> None:
-        """
-        Shorten it while its task waits for the lock, so that it expires soon after a dead worker.
-
-        Args:
-            reservations: Those on the nodes.
-            longest: How long the task waits at most [s].
-        """
+        """Shorten it while its task waits *longest* [s]: it expires soon after a dead worker."""
         if self.until != "expired":
             reservations.end(self.name, self.token, "hand", life=longest)
 
@@ -149,21 +137,12 @@ class Reservation:
     def end(
         self, reservations: Reservations, how: str | None, life: float = 0.0, *, wait: bool = False
     ) -> None:
-        """
-        End it, now that its task has ended.
-
-        Args:
-            reservations: Those on the nodes.
-            how: As of `Reservations.end`, and so are *life* and *wait*; None to leave it alone.
-            life: How long it is to stand by itself from now on [s].
-            wait: Whether to wait for the answers.
-        """
+        """End it, now that its task has ended."""
         if how is not None:
             reservations.end(self.name, self.token, how, life=life, wait=wait)
 
 
 def why_not(name: str, found: NotStarted) -> LockNotAcquired:
-    """Return how a task fails that could not start for what was *found*."""
     if found.holder:
         return LockTaken(name, found.votes, found.holder)
     return QuorumUnavailable(name, found.votes)
