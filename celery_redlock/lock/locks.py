@@ -242,8 +242,6 @@ class Locks:
         else:
             self.driver.tell(request)
 
-    # -- asked ---------------------------------------------------------------------
-
     def inspect_all(self, names: Sequence[str], ends: float | None = None) -> list[list[NodeView]]:
         """
         Return what `inspect` returns, for each of *names*, asked for in one round.

@@ -105,7 +105,7 @@ class Refused:
 
 
 def begin(claim: Claim, outer: Granted | None, on_lost: OnLost) -> Granted | Finished | Refused:
-    """Ask for the lock of *claim*; *outer* is the execution whose body called ``apply()``, if any."""
+    """Ask for the lock of *claim*; *outer* has begun whose body called ``apply()``, if any."""
     if locking.disabled:
         return unlocked(claim, "locks are disabled in this process")
     if outer is not None and has_replaced(claim, outer):
