@@ -10,7 +10,6 @@ from celery_redlock.lock.scripts.requests import Marker
 from celery_redlock.process.deferral import defer_signals
 from celery_redlock.process.log import get_logger
 from celery_redlock.task.execution.claim import Claim, end_reservation
-from celery_redlock.task.execution.line import leave_line
 from celery_redlock.task.execution.outcome import (
     DONE,
     FINISHING,
@@ -19,6 +18,7 @@ from celery_redlock.task.execution.outcome import (
     comes_again,
     records_after,
 )
+from celery_redlock.task.execution.waiting_line import leave_line
 
 __all__ = ["complete", "end", "left_of"]
 
