@@ -74,19 +74,19 @@ def only_token(client: Any, owner: str | None) -> str:
 
 def settle_at_once(mine: Any, ballot: Any) -> Any:
     """Take the largest fence of the first majority, and tell nobody."""
-    fence = attempt.largest_granted(ballot) if mine.wanted.fence else None
+    fence = attempt.largest_granted(ballot) if mine.request.fence else None
     return mine._if_of_use(mine.lease(fence))
     yield  # a generator like the real one
 
 
 def confirm_any(mine: Any, ballot: Any) -> Any:
     """As `settle`, but every node that holds our token confirms, whatever it stores."""
-    if not mine.wanted.fence:
+    if not mine.request.fence:
         return mine._if_of_use(mine.lease(None))
     majority, fence = quorum(len(ballot)), attempt.largest_granted(ballot)
     if attempt.agreeing(ballot, fence) < majority:
-        mine.started = mine.client.now()
-        confirm = requests.renew_request(mine.client.rules, mine.lease(fence), repair=False)
+        mine.started = mine.participant.now()
+        confirm = requests.renew_request(mine.participant.rules, mine.lease(fence), repair=False)
         ballot = yield Ask(confirm, lambda votes: count(votes, VoteKind.GRANTED) >= majority)
         if count(ballot, VoteKind.GRANTED) < majority:
             return None
@@ -123,8 +123,8 @@ def without_drift(started: float, ttl: float, _drift_factor: float) -> float:
 
 def lease_from_now(mine: Any, fence: int | None) -> Lease:
     """Count a lease from when the quorum had answered."""
-    rules, wanted = mine.client.rules, mine.wanted
-    until = valid_until(mine.client.now(), wanted.ttl, rules.drift_factor)
+    rules, wanted = mine.participant.rules, mine.request
+    until = valid_until(mine.participant.now(), wanted.ttl, rules.drift_factor)
     return Lease(wanted.name, mine.token, fence, wanted.ttl, until, mine.since, {})
 
 
@@ -134,7 +134,7 @@ def outcome(*off: str) -> Any:
     def outcome(self: Any, ballot: Any) -> Any:
         majority = quorum(len(ballot))
         granted, repaired = count(ballot, VoteKind.GRANTED), count(ballot, VoteKind.REPAIRED)
-        if "renewal-deadline" not in off and self.client.now() >= self._ends:
+        if "renewal-deadline" not in off and self.participant.now() >= self._ends:
             return "deadline"
         if "repaired-majority" not in off and repaired >= majority:
             return "stolen"
@@ -214,7 +214,6 @@ def looks_old(greeting: Greeting, _nodes: int, rules: Any) -> bool:
 
 
 def no(*_: Any) -> bool:
-    """Return False."""
     return False
 
 
