@@ -35,13 +35,11 @@ app.conf.update(
 
 
 def lock_or_none():
-    """Return the lock of the running task, None where tasks are plain."""
     return current_lock() if LOCKED else None
 
 
 @app.task(base=BASE, bind=True, lock_key="bill:{invoice}")
 def bill(self, invoice, seconds=0.01):
-    """Bill an invoice, which takes *seconds* and must not happen twice at once."""
     with body(EVENTS, f"bill {invoice}", task=self.request.id):
         time.sleep(seconds)
     return {"billed": invoice, "fence": getattr(lock_or_none(), "fence", None)}
@@ -49,7 +47,6 @@ def bill(self, invoice, seconds=0.01):
 
 @app.task(base=BASE, bind=True, lock_key="keep:{name}")
 def keep(self, name, renewals):
-    """Hold the lock until it was renewed so often, asking for it all the time; returns that."""
     with body(EVENTS, f"keep {name}"):
         while self.lock.renewals < renewals:
             self.lock.ensure_held()
@@ -59,7 +56,6 @@ def keep(self, name, renewals):
 
 @app.task(base=BASE, lock_key="lose:{name}")
 def lose_asleep(name, seconds):
-    """Sleep in one blocking call, never asking for the lock."""
     with body(EVENTS, f"lose {name}"):
         time.sleep(seconds)
     return "done"
@@ -67,7 +63,6 @@ def lose_asleep(name, seconds):
 
 @app.task(base=BASE, lock_key="lose:{name}")
 def lose_busy(name, seconds):
-    """Compute in pure Python, never asking for the lock, and swallowing every Exception."""
     with body(EVENTS, f"lose {name}"):
         ends = time.monotonic() + seconds
         while time.monotonic() < ends:
@@ -80,7 +75,6 @@ def lose_busy(name, seconds):
 
 @app.task(base=BASE, lock_key="lose:{name}", on_lock_lost="warn")
 def lose_warned(name, seconds):
-    """Go on until the lock is lost, and a moment longer; tells whether it was."""
     with body(EVENTS, f"lose {name}"):
         ends = time.monotonic() + seconds
         while time.monotonic() < ends and not lock_or_none().is_lost:
@@ -91,7 +85,6 @@ def lose_warned(name, seconds):
 
 @app.task(base=BASE, bind=True, lock_key="again", max_retries=None)
 def again(self, times):
-    """Retry at once, *times* times."""
     with body(EVENTS, "again", retries=self.request.retries):
         pass
     if self.request.retries < times:
@@ -101,14 +94,12 @@ def again(self, times):
 
 @app.task(base=BASE, lock_key="link")
 def link(before):
-    """Be a member of a chain whose members all share one lock."""
     with body(EVENTS, "link", before=before):
         return before + 1
 
 
 @app.task(base=BASE, bind=True, lock_key="end:{name}")
 def end(self, name, way):
-    """End in one of the *ways* that a body can end."""
     with body(EVENTS, f"end {name}"):
         if way == "ignore":
             raise Ignore
@@ -125,5 +116,4 @@ def end(self, name, way):
 
 @app.task(base=BASE)
 def total(numbers):
-    """Be the body of a chord."""
     return numbers

@@ -33,17 +33,14 @@ LIMIT = 4.0
 
 
 def gate(lock):
-    """Return the file whose coming ends the bodies of *lock*."""
     return Path(os.environ["EVENTS"]).with_name(f"{lock}.open")
 
 
 def open_gate(it, lock):
-    """Have the bodies of *lock* end."""
     it.events.with_name(f"{lock}.open").touch()
 
 
 def declare(app):
-    """Declare the tasks of this file, and switch protections off where a test asks for it."""
     switch_off(os.environ.get("SWITCHED_OFF"))
     options = {"base": RedlockTask, "bind": True, "shared": False, "lock_key": "{lock}"}
 
@@ -75,7 +72,6 @@ def declare(app):
 
 
 def switch_off(protection):
-    """Take one protection away from the workers that are started next."""
     if protection is None:
         return
     from celery.worker.request import Request
@@ -91,7 +87,6 @@ def switch_off(protection):
 
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
-    """A stage with workers of many processes and of one, and two that lack a protection."""
     folder = tmp_path_factory.mktemp("forced")
     conf = {"redlock_ttl": TTL, "redlock_max_ttl": TTL}
     with stage(__file__, folder, **conf) as it:
@@ -102,7 +97,6 @@ def it(tmp_path_factory):
 
 
 def start_all(it, workers):
-    """Start workers at the same time, each with a queue of its own name."""
     it.start_workers(
         {
             "name": queue,
@@ -115,13 +109,11 @@ def start_all(it, workers):
 
 
 def publish(it, name, *args, queue="many", **options):
-    """Publish a task to a queue."""
     kwargs = {key: options.pop(key) for key in ("ignore", "once") if key in options}
     return it.task(name).apply_async(args, kwargs, queue=queue, **options)
 
 
 def terminate(it, result, signame):
-    """Revoke a running task."""
     it.app.control.revoke(result.id, terminate=True, signal=signame)
 
 
@@ -139,7 +131,6 @@ WITHOUT_CHANCE = ["hard limit, SIGTERM ignored", "revoked with SIGKILL", "killed
 
 
 def end_by_force(it, lock, end, task="late", queue="many"):
-    """Publish a task and let it end by *end*; returns its result."""
     ignore, limit, signame, kill = ENDS[end]
     result = publish(it, task, lock, 120.0, ignore=ignore, time_limit=limit, queue=queue)
     (running,) = it.started(lock)
@@ -170,7 +161,6 @@ def forced(it):
 @pytest.mark.parametrize("task", ["early", "late"])
 @pytest.mark.parametrize("end", ENDS)
 def test_the_next_run_starts_and_not_before_the_first_is_dead(it, forced, task, end):
-    """Whatever ended the first body by force, its lock is free when its process is dead."""
     lock = f"{task} {end}"
     result, following = forced[lock]
     it.started(lock, 2)
@@ -217,7 +207,6 @@ def dead(pid):
 @pytest.mark.parametrize("end", ["revoked", "expired"])
 @pytest.mark.parametrize("waits", ["queued", "put off"])
 def test_a_task_that_ends_before_it_runs_is_in_nobodys_way(it, end, waits):
-    """Waiting in a queue or for its next turn: it is revoked, and the next run starts."""
     lock = f"{waits} {end}"
     before, queue = (f"{lock} busy", "one") if waits == "queued" else (lock, "many")
     busy = publish(it, "early", before, 120.0, queue=queue)
@@ -258,7 +247,6 @@ def test_a_task_that_ends_before_it_runs_is_in_nobodys_way(it, end, waits):
     ],
 )
 def test_a_task_whose_child_was_killed_comes_again_if_celery_says_so(it, task):
-    """Put back or retried, it is not refused by the lock of the child that is dead."""
     lock = f"again {task}"
     # Not by the children that outlived a revoke above: Celery takes their death for that revoke.
     result = publish(it, task, lock, 120.0, once=True, queue="next")
@@ -272,7 +260,6 @@ def test_a_task_whose_child_was_killed_comes_again_if_celery_says_so(it, task):
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory):
-    """A stage whose broker delivers again after two seconds."""
     options = {"visibility_timeout": 2, "unacked_restore_interval": 1}
     options["unacked_restore_throttle"] = 1
     folder = tmp_path_factory.mktemp("impatient")
@@ -306,7 +293,6 @@ def test_a_copy_does_not_revive_what_celery_has_given_up(impatient, task):
 
 @pytest.fixture
 def leaving(tmp_path):
-    """A stage whose broker delivers again soon, and a worker that is to leave."""
     options = {"visibility_timeout": 3, "unacked_restore_interval": 1}
     options["unacked_restore_throttle"] = 1
     conf = {"redlock_ttl": TTL, "redlock_max_ttl": TTL, "broker_transport_options": options}
@@ -316,7 +302,6 @@ def leaving(tmp_path):
 
 
 def test_a_warm_shutdown_keeps_the_lock_to_the_end_of_the_task(leaving):
-    """The body ends with its real result, and only then another may have the lock."""
     (worker,) = leaving.workers
     result = publish(leaving, "late", "warm", 120.0, queue="leaving")
     leaving.started("warm")
@@ -381,7 +366,6 @@ def test_the_lock_of_a_worker_that_was_killed_ends_with_its_lease(tmp_path, ttl)
 
 @pytest.mark.parametrize("limit", ["--max-tasks-per-child=1", "--max-memory-per-child=1"])
 def test_children_that_are_replaced_leave_nothing_behind(tmp_path, limit):
-    """A new process for every task: none meets the lock of one that is gone."""
     with stage(__file__, tmp_path, redlock_ttl=TTL, redlock_max_ttl=TTL) as it:
         it.worker(concurrency=2, args=[limit])
         results = [it.task("late").apply_async((f"lock {n}", 0.0)) for n in range(10)]

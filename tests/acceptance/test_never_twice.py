@@ -26,8 +26,6 @@ KEPT, LOST, RENEWED = 120.0, 6.0, 9.0
 
 
 class Shop:
-    """Workers of the app in ``shop.py``, its nodes, and a client."""
-
     def __init__(self, start_worker, broker, nodes, events):
         self._start = start_worker
         self.broker, self.nodes, self.events = broker, nodes, events
@@ -35,7 +33,6 @@ class Shop:
         self.ttl = KEPT
 
     def open(self, ttl=KEPT, **options):
-        """Enrol the nodes and start a worker."""
         self.ttl = ttl
         if not getattr(self, "is_open", False):
             told = bootstrap(self.urls, self.rules)
@@ -51,34 +48,27 @@ class Shop:
         return self._start("shop", env=env, **options)
 
     def close(self):
-        """Let go of the client's connections."""
         let_go(self.client)
         pools.reset()
 
     @property
     def urls(self):
-        """Of the lock nodes."""
         return [node.url for node in self.nodes]
 
     @property
     def rules(self):
-        """As the worker has them."""
         return Rules(ttl=self.ttl, max_ttl=max(self.ttl, 3.0), node_timeout=1.0)
 
     def task(self, name, *args, **options):
-        """Return the signature of a task."""
         return self.client.signature(f"shop.{name}", args=args, **options)
 
     def publish(self, name, *args, **options):
-        """Publish a task and return its result."""
         return self.task(name, *args, **options).apply_async()
 
     def recorded(self, kind=None):
-        """Return what the bodies recorded."""
         return recording.read(self.events, kind)
 
     def started(self, name):
-        """Wait until a body of *name* runs, and return its start."""
         return eventually(
             lambda: [e for e in self.recorded("start") if e["name"] == name],
             f"start of {name}",
@@ -88,20 +78,17 @@ class Shop:
 
 @pytest.fixture
 def shop(start_worker, broker, five_nodes, events):
-    """A shop on nodes that are left running."""
     with closing(Shop(start_worker, broker, five_nodes, events)) as made:
         yield made
 
 
 @pytest.fixture
 def frail_shop(start_worker, broker, redis_nodes, events):
-    """A shop whose nodes may be killed."""
     with closing(Shop(start_worker, broker, redis_nodes(5), events)) as made:
         yield made
 
 
 def all_ready(results, timeout=200):
-    """Wait until every result has a state that its caller can read, and return the states."""
     eventually(lambda: all(r.state in READY for r in results), "end of all", timeout=timeout)
     return [r.state for r in results]
 
@@ -109,7 +96,6 @@ def all_ready(results, timeout=200):
 @pytest.mark.long
 @pytest.mark.parametrize("locks", ["on", "off"])
 def test_a_thousand_publishes_of_fifty_names_never_meet(shop, locks):
-    """No two bodies of a name overlap and every publish ends; without locks bodies do overlap."""
     shop.open(concurrency=4, env={"LOCKS": locks})
     results = [shop.publish("bill", n // 20) for n in range(1000)]
     assert set(all_ready(results)) == {"SUCCESS"}
@@ -130,7 +116,6 @@ def test_a_thousand_publishes_of_fifty_names_never_meet(shop, locks):
 
 
 def test_a_task_longer_than_its_ttl_keeps_its_lock_while_two_nodes_die(frail_shop):
-    """The watchdog renews on those that are left; a second publish meanwhile is skipped."""
     frail_shop.open(ttl=RENEWED)
     long = frail_shop.publish("keep", "it", 5)
     began = frail_shop.started("keep it")["at"]
@@ -153,7 +138,6 @@ def test_a_task_longer_than_its_ttl_keeps_its_lock_while_two_nodes_die(frail_sho
     ],
 )
 def test_a_body_is_told_that_its_lock_is_lost(frail_shop, pool, task):
-    """With three of five nodes dead the body, of ten minutes, ends with LockLost."""
     frail_shop.open(ttl=LOST, pool=pool)
     result = frail_shop.publish(task, "it", 600.0)
     frail_shop.started("lose it")
@@ -168,7 +152,6 @@ def test_a_body_is_told_that_its_lock_is_lost(frail_shop, pool, task):
 
 
 def test_a_body_that_asked_for_a_warning_only_goes_on(frail_shop):
-    """With on_lock_lost="warn" nothing is raised, and the body can see for itself."""
     worker = frail_shop.open(ttl=LOST)
     result = frail_shop.publish("lose_warned", "it", 600.0)
     frail_shop.started("lose it")
@@ -179,7 +162,6 @@ def test_a_body_that_asked_for_a_warning_only_goes_on(frail_shop):
 
 
 def test_a_retry_is_never_refused_by_its_own_lock(shop):
-    """Twenty retries at once, on two processes, all run."""
     shop.open()
     assert shop.publish("again", 20).get(timeout=100) == 20
     runs = sorted(e["retries"] for e in shop.recorded("start"))
@@ -187,7 +169,6 @@ def test_a_retry_is_never_refused_by_its_own_lock(shop):
 
 
 def test_a_chain_of_one_lock_runs_to_its_end(shop):
-    """No member is refused by the one before it."""
     shop.open()
     links = chain(shop.task("link", 0), *(shop.task("link") for _ in range(14)))
     assert links.apply_async().get(timeout=100) == 15
@@ -195,7 +176,6 @@ def test_a_chain_of_one_lock_runs_to_its_end(shop):
 
 
 def test_a_chord_of_duplicates_ends(shop):
-    """Members that were skipped count as members; their values say so."""
     shop.open(concurrency=4)
     members = [shop.task("bill", "same", 0.5) for _ in range(4)]
     values = chord(members)(shop.task("total")).get(timeout=100)
@@ -206,7 +186,6 @@ def test_a_chord_of_duplicates_ends(shop):
 
 
 def test_every_way_out_of_a_body_gives_the_lock_back(shop):
-    """Return, error, Ignore, Reject, replace, SystemExit and a soft limit leave no lock behind."""
     shop.open(concurrency=2)
     ways = ["ignore", "reject", "exit", "error", "replace", "0"]
     for way in ways:

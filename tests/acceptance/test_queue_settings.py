@@ -26,8 +26,6 @@ VISIBILITY = 4.0
 
 
 def declare(app):
-    """Declare a task that queues, and a plain one."""
-
     def nap(lock, number, seconds=0.0):
         with body(os.environ["EVENTS"], lock, number=number):
             time.sleep(seconds)
@@ -56,12 +54,10 @@ def it(tmp_path_factory):
 
 
 def publish(it, lock, count=MANY):
-    """Publish tasks of one name."""
     return [it.task("nap").delay(lock, number) for number in range(count)]
 
 
 def check(it, lock, results):
-    """Check that all end, each after one run of its own, none beside another."""
     assert [result.get(timeout=100) for result in results] == list(range(len(results)))
     events = [event for event in read(it.events) if event["name"] == lock]
     assert sorted(e["number"] for e in events if e["kind"] == "start") == list(range(len(results)))
@@ -69,7 +65,6 @@ def check(it, lock, results):
 
 
 def test_all_in_line_end_and_plain_tasks_are_not_held_up(it):
-    """Three times as many wait as may be in the timer; all others run meanwhile."""
     with it.held("line"):
         waiting = publish(it, "line")
         plain = [it.task("plain").delay("plain", number) for number in range(40)]
@@ -87,7 +82,6 @@ def test_what_is_delivered_again_while_it_waits_runs_once(it):
 
 
 def test_a_deploy_in_the_middle(it):
-    """The worker stops warm, another one starts: what waited and what ran ends, once each."""
     (old,) = it.workers
     # Under a lock: a machine that stalls has even this delivered again.
     running = it.task("nap").delay("running, deploy", 7, 2.0)

@@ -33,11 +33,9 @@ DUPLICATES = {"duplicate": 3}
 
 
 def declare(app):
-    """Declare a task that works, and one that is unique at publish, in each mode."""
     path = os.environ.get("EVENTS")
 
     def work(self, key, is_gated=False):  # noqa: FBT002  as a message carries it
-        """Run until the gate is open if it is the first of its name."""
         name = f"{self.name} {key}"
         is_first = not any(e["name"] == name for e in read(path, "start"))
         with body(path, name):
@@ -52,7 +50,6 @@ def declare(app):
 
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
-    """The stage without a worker yet."""
     with stage(__file__, tmp_path_factory.mktemp("day"), **LASTING) as it:
         yield it
 
@@ -64,7 +61,6 @@ def message():
 
 
 def overlap_and_deliver_again(it, mode):
-    """Have a task meet others while it runs, and its own copies."""
     task = it.task(f"day {mode}")
     task.delay("overlap", is_gated=True)
     it.started(f"day {mode} overlap")
@@ -85,7 +81,6 @@ def overlap_and_deliver_again(it, mode):
 
 
 def run_a_day(it):
-    """Do the same to tasks of both modes, and wait until all is over."""
     for mode in MODES:  # one process runs them, one after the other: they overlap nowhere else
         for _ in range(1 + DUPLICATES["duplicate"]):
             it.task(f"once {mode}").apply_async(("k",), queue="once")
@@ -108,7 +103,6 @@ def run_a_day(it):
 
 
 def report(it):
-    """Return what ``redlock report --json`` says, by task."""
     context = CLIContext(it.app, no_color=True, workdir=None)
     result = CliRunner().invoke(redlock, ["report", "--json"], obj=context)
     assert result.exit_code == 0, result.output
@@ -116,7 +110,6 @@ def report(it):
 
 
 def test_a_day_is_reported_right_to_the_last_one(it):
-    """And its twin, which enforces, has none of it."""
     run_a_day(it)
     tasks = report(it)
     bodies = {

@@ -29,7 +29,6 @@ SWITCHED = ["switched one", "switched two"]
 
 
 def declare(app):
-    """Declare the tasks of this file, and an observer that records what is reported."""
     path = os.environ.get("EVENTS")
     app.told = []
 
@@ -45,7 +44,6 @@ def declare(app):
     app.conf.redlock_observers = [note]
 
     def work(self, lock, is_gated=False):  # noqa: FBT002  as a message carries it
-        """Run until the gate is open if it is the first under its lock, else for a moment."""
         is_first = not any(e["name"] == lock for e in read(path, "start"))
         mode = "report" if isinstance(current_lock(), NotLocked) else "enforce"
         with body(path, lock, mode=mode, task=self.request.id):
@@ -71,7 +69,6 @@ def declare(app):
 
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
-    """A worker of each pool with a queue of its own, which report."""
     folder = tmp_path_factory.mktemp("report")
     with stage(__file__, folder, redlock_mode="report", **LASTING) as it:
         it.open = lambda lock: (folder / f"open {lock}").touch()
@@ -83,7 +80,6 @@ def it(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ran(it):
-    """Publish all there is to report, to every pool at once; wait until it is over."""
     results = []
 
     def publish(task, lock, pool, *, is_gated=False, **options):
@@ -126,7 +122,6 @@ def message():
 
 
 def reports(it, name):
-    """Return how often what was reported of *name*, by cause."""
     told = Counter(e["cause"] for e in read(it.events, "report") if e["name"] == name)
     return told + Counter(cause for lock, cause in it.app.told if lock == name)
 
@@ -148,7 +143,6 @@ def test_what_runs_beside_another_is_reported_once(ran, pool, what, cause):
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_late_copy_is_reported_once(ran, pool):
-    """It ran again after the end."""
     name = f"late copy {pool}"
     assert reports(ran, name) == {"finished": 1}
     assert len(ran.bodies(name)) == 2
@@ -165,7 +159,6 @@ def test_a_duplicate_at_publish_is_reported_once(ran, pool):
 
 
 def test_a_lost_lease_is_reported_once_in_each_pool(ran):
-    """Three of five nodes hang for longer than a lease; no body is told, and none fails."""
     names = [f"lost {pool}" for pool in POOLS]
     sent = [
         ran.task("losing").apply_async((name, True), queue=pool)

@@ -49,34 +49,28 @@ class Shop:
         self.worker = Worker(APP, env=self.env, cwd=folder, args=["-Q", "celery,special"])
 
     def task(self, name, value=1, key=None, **options):
-        """Return the signature of a task and the key that its body is to be found under."""
         key = key or uuid.uuid4().hex
         return self.client.signature(name, (value, key), options=options), key
 
     def send(self, name, **options):
-        """Publish a task; returns its result to come, its key and when it was published."""
         signature, key = self.task(name, **options)
         at = recording.now()
         return SimpleNamespace(result=signature.apply_async(), key=key, at=at)
 
     def ran(self, key):
-        """Return what the bodies under *key* wrote down as they started."""
         return [e for e in recording.read(self.events, "start") if e["name"] == key]
 
     def log_of(self, task_id, words):
-        """Return the lines of the worker's log about a task that have *words* in them."""
         lines = self.worker.log().splitlines()
         return [line for line in lines if task_id in line and words in line]
 
     def was_put_off(self, result, times=1):
-        """Wait until a task was put off so often."""
         eventually(
             lambda: len(self.log_of(result.id, "Rescheduled task")) >= times,
             f"{times} times 'Rescheduled task' of {result.id}",
         )
 
     def trust(self):
-        """Enrol all nodes at once, by an operator's word, and see that the worker knows."""
         told = bootstrap([node.url for node in self.nodes], RULES)
         assert set(told.values()) == {"enrolled"}, told
 
@@ -87,7 +81,6 @@ class Shop:
         eventually(lambda: all(is_granted() for _ in range(4)), "grants from all nodes")
 
     def bring_back(self):
-        """Start the dead nodes again, with nothing in memory; returns when that began."""
         began = recording.now()
         for node in self.lost:
             node.restart()
@@ -96,7 +89,6 @@ class Shop:
 
 @pytest.fixture(scope="module")
 def shop(some_binary, tmp_path_factory):
-    """The one `Shop` of this file, all well when it opens."""
     folder = tmp_path_factory.mktemp("unavailable")
     with servers(6, binary=some_binary) as (broker, *nodes):
         bootstrap([node.url for node in nodes], RULES)
@@ -111,7 +103,6 @@ def shop(some_binary, tmp_path_factory):
 
 @pytest.fixture
 def dead(shop):
-    """The shop with three of its five lock nodes killed."""
     for node in shop.lost:
         node.kill()
     return shop
@@ -136,7 +127,6 @@ def silent(request):
 
 
 def test_skip_ends_the_task_with_a_value_that_says_unavailable(silent):
-    """SUCCESS with a plain ``{"skipped": "unavailable"}``, a warning, and no body."""
     task = silent.send("skipping")
     outcome = task.result.get(timeout=100)
     assert type(outcome) is dict
@@ -151,7 +141,6 @@ def test_skip_ends_the_task_with_a_value_that_says_unavailable(silent):
 
 
 def test_fail_ends_the_task_with_the_vote_of_every_node(silent):
-    """FAILURE; the caller gets a QuorumUnavailable with what each of five nodes said."""
     task = silent.send("failing")
     with pytest.raises(QuorumUnavailable) as caught:
         task.result.get(timeout=100)
@@ -166,7 +155,6 @@ def test_fail_ends_the_task_with_the_vote_of_every_node(silent):
 
 
 def test_lock_wait_is_tried_to_its_end_and_no_longer(dead):
-    """``lock_wait`` comes before the policy: not given up early, nor waited for without end."""
     task = dead.send("patient")
     assert task.result.get(timeout=100)["skipped"] == "unavailable"
     assert recording.now() - task.at >= PATIENCE
@@ -175,7 +163,6 @@ def test_lock_wait_is_tried_to_its_end_and_no_longer(dead):
 
 
 def test_retry_counts_toward_max_retries_and_ends_in_failure(dead):
-    """Two retries are tried, no more, and the caller reads why: QuorumUnavailable."""
     task = dead.send("retrying_twice")
     with pytest.raises(QuorumUnavailable) as caught:
         task.result.get(timeout=100)
@@ -187,7 +174,6 @@ def test_retry_counts_toward_max_retries_and_ends_in_failure(dead):
 
 
 def test_retry_shows_the_state_and_runs_once_the_nodes_are_back(dead):
-    """State RETRY with the reason meanwhile; then one body, which sees that it was retried."""
     task = dead.send("retrying")
     eventually(lambda: task.result.state == "RETRY", "state RETRY")
     assert isinstance(task.result.info, QuorumUnavailable)
@@ -200,11 +186,6 @@ def test_retry_shows_the_state_and_runs_once_the_nodes_are_back(dead):
 
 
 def test_the_default_puts_tasks_off_until_the_nodes_may_vote_again(dead):
-    """
-    Nothing is lost and no retry is spent; nodes without memory vote after their quarantine only.
-
-    Two tasks by the default policy, and with them one that may not be retried at all.
-    """
     tasks = [dead.send(name) for name in ("by_default", "by_default", "coming_again")]
     for task in tasks:
         dead.was_put_off(task.result)
@@ -222,7 +203,6 @@ def test_the_default_puts_tasks_off_until_the_nodes_may_vote_again(dead):
 
 
 def test_max_reschedules_ends_in_failure(dead):
-    """Put off twice, as allowed, and then FAILURE with QuorumUnavailable; no retry was spent."""
     task = dead.send("coming_twice")
     with pytest.raises(QuorumUnavailable):
         task.result.get(timeout=100)
@@ -234,7 +214,6 @@ def test_max_reschedules_ends_in_failure(dead):
 
 
 def test_run_unlocked_runs_the_body_and_says_so(dead):
-    """The body runs once with a NotLocked and no fence, and the log warns of it."""
     task = dead.send("unlocked")
     assert task.result.get(timeout=100) == 10
     (ran,) = dead.ran(task.key)
@@ -245,7 +224,6 @@ def test_run_unlocked_runs_the_body_and_says_so(dead):
 
 
 def test_what_was_put_off_keeps_its_place_in_a_workflow(dead):
-    """A chord waits for its member, a group keeps its order, and a chain goes on after it."""
     keys = [uuid.uuid4().hex for _ in range(5)]
 
     def late(value, key):
@@ -275,7 +253,6 @@ def test_what_was_put_off_keeps_its_place_in_a_workflow(dead):
 
 
 def test_what_was_put_off_keeps_headers_priority_queue_and_expiry(dead):
-    """The body finds its request as it was sent, however often it was put off."""
     expires = datetime.now(timezone.utc) + timedelta(minutes=20)
     task = dead.send(
         "coming_again",
@@ -296,7 +273,6 @@ def test_what_was_put_off_keeps_headers_priority_queue_and_expiry(dead):
 
 
 def test_what_was_put_off_expires_when_its_time_is_over(dead):
-    """``expires`` goes on counting from the first publication: REVOKED, and no body ever."""
     task = dead.send("coming_again", expires=10.0)
     dead.was_put_off(task.result)
     eventually(lambda: task.result.state == "REVOKED", "state REVOKED")
@@ -305,7 +281,6 @@ def test_what_was_put_off_expires_when_its_time_is_over(dead):
 
 
 def test_a_worker_without_lock_nodes_shuts_down_soon_and_keeps_its_messages(dead, start_worker):
-    """SIGTERM ends it as if the nodes were there; what it had put off is in the queue again."""
     # Before Celery 5.7 a pool of processes now and then waits for one for ever, whatever its tasks.
     pool = "prefork" if CELERY >= (5, 7) else "threads"
     leaving = start_worker(APP, env=dead.env, name="leaving", pool=pool, args=["-Q", "leaving"])
@@ -319,7 +294,6 @@ def test_a_worker_without_lock_nodes_shuts_down_soon_and_keeps_its_messages(dead
 
 
 def test_a_wrong_setting_ends_the_start_with_the_right_one(dead, tmp_path):
-    """``redlock_tll`` is not ignored: no worker, an exit code, and both names in the log."""
     env = {**dead.env, "MORE": json.dumps({"redlock_tll": 5})}
     worker = Worker(APP, name="wrong", env=env, cwd=tmp_path)
     with pytest.raises(AssertionError, match="has ended") as caught, worker:
@@ -331,7 +305,6 @@ def test_a_wrong_setting_ends_the_start_with_the_right_one(dead, tmp_path):
 
 
 def test_a_worker_on_a_single_node_warns_of_it(dead, start_worker):
-    """Without ``redlock_nodes`` it starts on the result backend and says what to set instead."""
     env = {**dead.env, "NODES": ""}
     worker = start_worker(APP, env=env, name="alone", args=["-Q", "alone"])
     line = worker.wait_for_log(r"WARNING.*redlock_nodes is not set.*")[0]

@@ -165,7 +165,6 @@ class Impostor:
         return self._answer(words)
 
     def close(self) -> None:
-        """End it with all its connections and threads."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -180,7 +179,6 @@ class Impostor:
 def impostor(
     answer: Callable[[list[bytes]], bytes | None], run_id: str = "e" * 40
 ) -> Iterator[Impostor]:
-    """Run an `Impostor` for the body of a ``with``."""
     server = Impostor(answer, run_id)
     try:
         yield server

@@ -20,7 +20,6 @@ HOLDER = {"task": "shop.bill", "task_id": "id-1", "host": "web-1", "pid": 7}
 
 
 def urls(nodes):
-    """Return where the nodes are."""
     return [node.url for node in nodes]
 
 
@@ -34,7 +33,6 @@ def plant(node, names, *, value=None, px=600_000):
 
 
 def test_pages_are_merged_over_all_nodes(five_nodes):
-    """Each lock once, with all nodes that have it, over several pages and wherever it stands."""
     for index, node in enumerate(five_nodes):
         plant(node, [f"all:{i}" for i in range(3 * PAGE)])
         plant(node, [f"only:{index}:{i}" for i in range(PAGE // 2)])
@@ -46,7 +44,6 @@ def test_pages_are_merged_over_all_nodes(five_nodes):
 
 
 def test_nodes_that_do_not_answer_are_named(redis_nodes):
-    """Those that never did, and those that stop in the middle; the others tell what they know."""
     nodes = redis_nodes(3)
     for node in nodes:
         plant(node, [f"a:{i}" for i in range(5 * PAGE)])
@@ -70,13 +67,11 @@ def test_nodes_that_do_not_answer_are_named(redis_nodes):
     ],
 )
 def test_names_can_be_picked(five_nodes, like, names):
-    """In the language of SCAN; what is quoted by `escape` means itself."""
     plant(five_nodes[0], ["a", "ab", "b", "a[x]*?b"])
     assert {view.name for view in AllLocks(urls(five_nodes), RULES, like)} == names
 
 
 def test_what_others_wrote_does_not_hide_our_locks(five_nodes):
-    """Foreign values, keys of other types, fences that are no numbers, keys without an expiry."""
     node = five_nodes[0]
     plant(node, ["ours"])
     plant(node, ["foreign"], value="hunter2")
@@ -96,7 +91,6 @@ def test_what_others_wrote_does_not_hide_our_locks(five_nodes):
 
 
 def test_no_command_keeps_a_node_from_its_work(five_nodes):
-    """A node is asked for some locks at a time, and never for all of its keys."""
     node = five_nodes[0]
     plant(node, [f"a:{i}" for i in range(20 * PAGE)])
     with redis.Redis.from_url(node.url) as client:

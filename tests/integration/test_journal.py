@@ -19,13 +19,11 @@ RULES = Rules(**ROOMY)
 
 
 def urls(nodes):
-    """Return the URLs of *nodes*."""
     return [node.url for node in nodes]
 
 
 @pytest.fixture
 def locks(five_nodes):
-    """Locks on five nodes, connected."""
     bootstrap(urls(five_nodes), RULES)
     locks = Redlock(urls(five_nodes), RULES)
     probe(locks)
@@ -35,21 +33,17 @@ def locks(five_nodes):
 
 @pytest.fixture
 def reader(five_nodes):
-    """A reader of the five journals."""
     reader = JournalReader(urls(five_nodes), RULES)
     yield reader
     reader.close()
 
 
 def put(locks, *numbers):
-    """Write records with these numbers."""
     for number in numbers:
         Journal.on(locks).put({"event": "Test", "at": time.time(), "number": number})
 
 
 def arrived(nodes, count):
-    """Wait until every node has so many records."""
-
     def lengths():
         found = []
         for node in nodes:
@@ -61,12 +55,10 @@ def arrived(nodes, count):
 
 
 def numbers(records):
-    """Return the numbers of *records*."""
     return [record["number"] for record in records]
 
 
 def test_a_record_is_written_though_the_nodes_have_forgotten_its_script(five_nodes, locks):
-    """A flush of the scripts does not silence the journal until somebody connects anew."""
     put(locks, 0)
     arrived(five_nodes, 1)
     for node in five_nodes:
@@ -79,7 +71,6 @@ def test_a_record_is_written_though_the_nodes_have_forgotten_its_script(five_nod
 
 
 def test_a_record_on_five_nodes_is_read_once(five_nodes, locks, reader):
-    """In the order in which it happened."""
     put(locks, *range(20))
     arrived(five_nodes, 20)
     assert numbers(reader.recent()) == list(range(20))
@@ -90,21 +81,18 @@ def test_a_record_on_five_nodes_is_read_once(five_nodes, locks, reader):
 
 
 def test_recent_is_the_newest(five_nodes, locks, reader):
-    """Of more records than are asked for, those that came last."""
     put(locks, *range(30))
     arrived(five_nodes, 30)
     assert numbers(reader.recent(5)) == [25, 26, 27, 28, 29]
 
 
 def test_a_reader_that_has_read_nothing_yet_starts_from_the_beginning(five_nodes, locks, reader):
-    """New to it is all there is."""
     put(locks, 1)
     arrived(five_nodes, 1)
     assert numbers(reader.new()) == [1]
 
 
 def test_records_outlive_nodes(redis_nodes):
-    """A minority that is dead, or restarted empty, is no gap; nor do its restarts repeat any."""
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
     locks = Redlock(urls(nodes), RULES)
@@ -128,7 +116,6 @@ def test_records_outlive_nodes(redis_nodes):
 
 
 def test_what_others_wrote_into_it_harms_no_reader(five_nodes, locks, reader):
-    """No JSON, no dict, no id, another shape: passed over."""
     with redis.Redis.from_url(five_nodes[0].url) as client:
         for value in (b"\xff\xfe", b"[1]", b"{}", b'{"id": 7}', b'{"id": {"a": 1}}'):
             client.xadd("redlock:journal", {"e": value})
@@ -139,7 +126,6 @@ def test_what_others_wrote_into_it_harms_no_reader(five_nodes, locks, reader):
 
 
 def test_a_key_of_another_type_is_no_journal(five_nodes, locks, reader):
-    """One node that cannot tell is passed over, and nothing is lost by it for a lock."""
     with redis.Redis.from_url(five_nodes[0].url) as client:
         client.set("redlock:journal", "mine")
     put(locks, 1)

@@ -35,7 +35,6 @@ WHO = {"task": "shop.bill", "task_id": "me"}
 
 
 def urls(nodes):
-    """Return the URLs of *nodes*."""
     return [node.url for node in nodes]
 
 
@@ -46,13 +45,11 @@ def wanted(name):
 
 @pytest.fixture
 def heard():
-    """Events, in their order."""
     return []
 
 
 @pytest.fixture
 def locks(five_nodes, heard):
-    """Locks on five nodes; `heard` is told."""
     bootstrap(urls(five_nodes), RULES)
     locks = Redlock(urls(five_nodes), RULES, [heard.append])
     probe(locks)
@@ -61,7 +58,6 @@ def locks(five_nodes, heard):
 
 
 def of(heard, kind):
-    """Return the events of one kind."""
     return [event for event in heard if isinstance(event, kind)]
 
 
@@ -69,7 +65,6 @@ def of(heard, kind):
 
 
 def test_every_event_of_a_lock_says_whose_it_is(locks, heard):
-    """From the grant over each renewal to the release; also of those that are refused."""
     held, taken = locks.take(wanted("name")), clock.now()
     with pytest.raises(LockTaken):
         locks.take(wanted("name"))
@@ -89,7 +84,6 @@ def test_every_event_of_a_lock_says_whose_it_is(locks, heard):
 
 
 def test_a_holder_tells_how_often_it_renewed_and_how_narrowly(locks, five_nodes, heard):
-    """So that operators see it without asking its process."""
     held = locks.take(wanted("name"))
     eventually(lambda: len(of(heard, LockRenewed)) >= 2, "two renewals")
 
@@ -104,7 +98,6 @@ def test_a_holder_tells_how_often_it_renewed_and_how_narrowly(locks, five_nodes,
 
 
 def test_a_lock_without_a_task_says_so(locks, heard):
-    """What a script holds is nobody's."""
     with locks.hold("script"):
         pass
     (acquired,) = of(heard, LockAcquired)
@@ -112,7 +105,6 @@ def test_a_lock_without_a_task_says_so(locks, heard):
 
 
 def test_a_release_says_that_the_lock_was_lost_before(locks, five_nodes, heard):
-    """The one who was given up on, when its body has ended at last."""
     held = locks.take(wanted("name"))
     wait_until_taken(five_nodes, "name")
     told = release_seen(urls(five_nodes), RULES, "name", held.token[:8])
@@ -140,7 +132,6 @@ def test_without_a_quorum_too(redis_nodes, heard):
 
 
 def test_a_probe_tells_the_states_apart(redis_nodes):
-    """Up, down and quarantined, each with what is known of it."""
     nodes = redis_nodes(5)
     bootstrap(urls(nodes), RULES)
     locks = Redlock(urls(nodes), RULES)
@@ -178,7 +169,6 @@ def test_a_node_that_hangs_is_down_for_a_probe_and_up_again_after(redis_nodes):
 
 @pytest.mark.parametrize("seen", ["", "0", "0123456", "zzzzzzzz", "*" * 8])
 def test_only_the_holder_that_was_seen_is_released(locks, five_nodes, seen):
-    """Neither without a token, nor by a part that is too short, nor by another's."""
     lease = locks.acquire("name")
     wait_until_taken(five_nodes, "name")
     part = lease.token[: len(seen)] if seen.startswith("0") else seen
@@ -188,7 +178,6 @@ def test_only_the_holder_that_was_seen_is_released(locks, five_nodes, seen):
 
 
 def test_a_lock_that_is_free_by_now_is_told_as_free(locks, five_nodes):
-    """And the next holder, who took it meanwhile, keeps it."""
     first = locks.acquire("name")
     wait_until_taken(five_nodes, "name")
     locks.release(first)
@@ -217,7 +206,6 @@ def test_a_leaked_key_can_be_taken_away(locks, five_nodes):
 
 
 def test_a_dead_node_does_not_keep_the_others_from_releasing(redis_nodes):
-    """It is named with what is wrong with it."""
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
     locks = Redlock(urls(nodes), RULES)
@@ -245,7 +233,6 @@ def test_what_somebody_else_wrote_is_not_taken_away(locks, five_nodes):
 
 @pytest.mark.parametrize("dead", [0, 1, 2])
 def test_a_node_that_dies_in_the_middle_costs_no_lock(redis_nodes, dead):
-    """Those that are left have what it had."""
     nodes = redis_nodes(3)
     names = {f"n{number}" for number in range(2000)}
     for node in nodes:
@@ -281,7 +268,6 @@ def test_a_node_that_takes_no_writes_is_not_up(redis_nodes):
 
 
 def test_the_offset_of_a_clock_has_its_sign(locks, monkeypatch):
-    """A node whose clock is ahead of ours has a positive one."""
     monkeypatch.setattr(clock, "wall", lambda: time.time() - 10_000.0)
     assert all(9_900 < health.clock_offset < 10_100 for health in probe(locks))
 

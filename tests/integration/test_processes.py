@@ -30,7 +30,6 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and 
 
 
 def enrol(servers, **settings):
-    """Enrol servers under the rules that all tests here use, and return their URLs."""
     urls = [server.url for server in servers]
     told = reading.bootstrap(urls, Rules(**{**ROOMY, **settings}))
     assert set(told.values()) == {"enrolled"}, told
@@ -39,7 +38,6 @@ def enrol(servers, **settings):
 
 @pytest.fixture
 def locks(five_nodes):
-    """Locks on five servers."""
     made = Redlock(enrol(five_nodes), Rules(**ROOMY))
     yield made
     made.close()
@@ -148,7 +146,6 @@ def test_a_machine_that_stood_still_harms_nobody_else(five_nodes, locks):
 
 
 def test_sixteen_threads_never_hold_a_lock_together(locks):
-    """However they contend for four names, at any time one thread at most is inside."""
     inside, worst, entered = Counter(), Counter(), Counter()
     guard, failures = threading.Lock(), []
     started = set()
@@ -185,7 +182,6 @@ def test_sixteen_threads_never_hold_a_lock_together(locks):
 
 
 def test_threads_that_do_not_contend_do_not_wait_for_each_other(five_nodes):
-    """Rounds of different names run side by side, all with an outcome, also with a node away."""
     # Whoever waited for the node that is away, or for one who does, would outlast this test.
     rules = Rules(ttl=600.0, max_ttl=600.0, node_timeout=250.0)
     locks = Redlock(enrol(five_nodes, max_ttl=600.0), rules)
@@ -215,8 +211,6 @@ def test_threads_that_do_not_contend_do_not_wait_for_each_other(five_nodes):
 
 @pytest.mark.long
 def test_many_cycles_leave_nothing_behind(locks, five_nodes):
-    """Threads, descriptors and everything the kernel keeps are the same after 3000 cycles."""
-
     def cycles(count):
         for number in range(count):
             locks.release(locks.acquire(f"n{number}"), wait=number % 2 == 0)
@@ -251,7 +245,6 @@ def _debts(locks):
 
 
 def test_many_held_locks_need_one_thread(locks):
-    """A hundred locks are renewed by the same thread, in batches, and all at once given back."""
     before = set(threading.enumerate())
     with contextlib.ExitStack() as stack:
         held = [stack.enter_context(locks.hold(f"n{number}", ttl=RENEWED)) for number in range(100)]
@@ -268,7 +261,6 @@ def test_many_held_locks_need_one_thread(locks):
 
 
 def test_a_lock_is_not_inherited_by_a_child(five_nodes):
-    """The child's copy is lost, the child locks on connections of its own, the parent goes on."""
     told = run(
         """
         with lock.hold("report", ttl=RENEWED) as held:
@@ -325,7 +317,6 @@ def test_connecting_imports_nothing(five_nodes):
 
 
 def test_a_child_that_ends_does_not_release_its_parents_lock(five_nodes):
-    """Leaving the body in the child, or giving the copy back there, is the child's own business."""
     told = run(
         """
         with lock.hold("report") as held:
@@ -344,7 +335,6 @@ def test_a_child_that_ends_does_not_release_its_parents_lock(five_nodes):
 
 @pytest.mark.long
 def test_forks_in_the_middle_of_rounds_harm_neither_side(five_nodes):
-    """A hundred children, forked while threads ask: each can lock, and no parent's round fails."""
     told = run(
         """
         stop, failures, rounds = threading.Event(), [], [0]
@@ -395,7 +385,6 @@ def test_forks_in_the_middle_of_rounds_harm_neither_side(five_nodes):
 @pytest.mark.long
 @pytest.mark.parametrize("verb", ["acquire", "hold"])
 def test_exceptions_at_random_moments_leave_the_kernel_sound(five_nodes, verb):
-    """A soft time limit may strike anywhere: no dead end, no shifted reply, no lock left behind."""
     told = run(
         f"""
         import random
@@ -481,8 +470,6 @@ def _names_held(server):
 
 
 def test_a_waiter_that_could_not_take_its_leave_stops_nobody(locks, monkeypatch):
-    """Struck at the worst moment, in its leave, a reader is succeeded when its time is up."""
-
     class Soft(Exception):
         pass
 
@@ -520,7 +507,6 @@ green = pytest.mark.parametrize(
 
 @green
 def test_green_threads_exclude_each_other(five_nodes, before):
-    """Fifty greenlets on five names: one inside at a time, and all get their turn."""
     told = run(
         """
         inside, worst, done, failures = {}, [0], [0], []
@@ -650,7 +636,6 @@ def test_answers_that_nobody_waited_for_make_no_node_late(five_nodes, before):
 
 @green
 def test_other_green_threads_run_while_one_waits_for_nodes(five_nodes, redis_nodes, before):
-    """A round with hung nodes stops one greenlet, not the process."""
     servers = redis_nodes(3)
     urls = enrol(servers)
     told = run(
@@ -695,7 +680,6 @@ def test_other_green_threads_run_while_one_waits_for_nodes(five_nodes, redis_nod
 
 @green
 def test_the_watchdog_renews_among_green_threads(five_nodes, before):
-    """A lock is kept over its TTL while its holder sleeps greenly, and a rival is refused."""
     told = run(
         """
         refused, sleeps = [], []
@@ -752,7 +736,6 @@ bye()
 @pytest.mark.parametrize("how", ["refused", "hung"])
 @pytest.mark.parametrize("last", ["unavailable", "hold"])
 def test_a_process_ends_at_once_whatever_its_nodes_do(redis_nodes, how, last):
-    """Dead or hung nodes do not keep a process from ending, also right after it held a lock."""
     servers = redis_nodes(5)
     urls = enrol(servers)
     bad = servers[:3] if last == "unavailable" else servers[:2]

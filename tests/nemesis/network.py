@@ -16,16 +16,12 @@ PROCESS = Path(__file__).with_name("network_process.py")
 
 
 class Link(proxy.Link):
-    """The way to one server."""
-
     def lose_requests(self) -> None:
-        """Forward what the server says, and hold back what clients say."""
         self._set("lose_requests")
 
 
 @contextlib.contextmanager
 def network(targets: Sequence[int]) -> Iterator[list[Link]]:
-    """Put a proxy before each of the loopback ports *targets*, and yield a link for each."""
     with subprocess.Popen(
         [sys.executable, "-I", "-S", str(PROCESS)],
         bufsize=0,

@@ -46,7 +46,6 @@ lock = Redlock.from_urls(sys.argv[1:], **SETTINGS)
 
 
 def enrol(nodes: Sequence[Server | Link], **settings: Any) -> list[str]:
-    """Enrol nodes under the rules of the scripts, and return their URLs."""
     urls = [node.url for node in nodes]
     told = bootstrap(urls, Rules(**{**ROOMY, **settings}))
     assert set(told.values()) == {"enrolled"}, told
@@ -78,20 +77,17 @@ class Script:
         )
 
     def told(self) -> dict[str, Any]:
-        """Return the next thing that it tells."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, f"it ended:\n{self.errors()}"
         return dict(json.loads(line))
 
     def press(self) -> None:
-        """Let it go on that waits for a line."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
     def errors(self) -> str:
-        """Return what it wrote to its standard error."""
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace")
 

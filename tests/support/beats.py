@@ -99,7 +99,6 @@ def published(broker_url: str) -> list[Published]:
 
 
 def stage_beat(it: Stage, name: str, **options: Any) -> Beat:
-    """Start a beat of the stage's app, which ends with the stage; *options* are those of `Beat`."""
     env = {"EVENTS": str(it.events), "STAGE": json.dumps([it._file, it.conf])}
     env |= options.pop("env", {})
     beat = Beat("support.stage", name=name, env=env, **{"folder": it._folder, **options})
@@ -132,7 +131,6 @@ def stopped_between_slots(
 
 
 def last_slots(it: Stage, entries: Sequence[str]) -> dict[str, LastSlot]:
-    """Return the records of *entries* on the nodes."""
     return Slots.on(plugin_for(it.app).locks).look([f"stage/{entry}" for entry in entries])
 
 

@@ -48,11 +48,9 @@ class Link:
 
     @property
     def url(self) -> str:
-        """The URL of the server's first database, by way of the proxy."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     def pass_through(self) -> None:
-        """Forward everything at once."""
         self.delay(0.0)
 
     def delay(self, one_way: float) -> None:
@@ -72,7 +70,6 @@ class Link:
         self._set("lose_replies")
 
     def refuse(self) -> None:
-        """End all connections and refuse new ones, as where no server listens."""
         self._set("refuse")
 
     def reset(self) -> None:
@@ -84,8 +81,6 @@ class Link:
 
 
 class _Channel:
-    """Orders to the proxy process, each answered before the next."""
-
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self._lock = threading.Lock()

@@ -66,7 +66,6 @@ def make_app(file: str, conf: dict[str, Any], *, is_worker: bool) -> Celery:
 
 
 def declared_in(file: str) -> Callable[[Celery], None]:
-    """Return the function ``declare`` of *file*."""
     spec = importlib.util.spec_from_file_location("declared_tasks", file)
     assert spec is not None
     assert spec.loader is not None
@@ -131,19 +130,16 @@ class Stage:
         return worker
 
     def start_workers(self, all_options: Iterable[dict[str, Any]]) -> None:
-        """Start several workers at the same time; each has options of `support.worker.Worker`."""
         with ThreadPoolExecutor(max_workers=16) as starters:
             list(starters.map(lambda options: self.worker(**options), all_options))
 
     def close(self) -> None:
-        """End all workers and the client."""
         self._stack.close()
         if self.conf.get("redlock_nodes"):
             plugin_for(self.app).locks.close()
         let_go(self.app)
 
     def task(self, name: str) -> Any:
-        """Return a task by its name."""
         return self.app.tasks[name]
 
     def locks(self, **settings: Any) -> Redlock:
@@ -173,11 +169,9 @@ class Stage:
             locks.close()
 
     def bodies(self, name: str) -> list[Body]:
-        """Return the bodies that ran under *name* so far, in the order of their starts."""
         return [body for body in bodies(read(self.events)) if body.name == name]
 
     def started(self, name: str, times: int = 1) -> list[Body]:
-        """Wait until *times* bodies of *name* have started, and return them."""
         return eventually(
             lambda: found if len(found := self.bodies(name)) >= times else None,
             f"start number {times} of {name!r}",
@@ -225,7 +219,6 @@ class Stage:
             raise AssertionError(f"{error}: {sorted(left)}") from None
 
     def wait_until_quiet(self) -> None:
-        """Wait until the broker has no message left, neither waiting nor unacknowledged."""
         with redis.Redis.from_url(self.conf["broker_url"]) as client:
             eventually(
                 lambda: not any(client.keys("celery")) and not client.exists("unacked"),
@@ -241,11 +234,9 @@ class Stage:
         return dict(json.loads(stored)) if stored else {}
 
     def log(self) -> str:
-        """Return what all workers wrote."""
         return "\n".join(worker.log() for worker in self.workers)
 
     def wait_for_log(self, pattern: str, *, timeout: float = 60.0) -> None:
-        """Wait until some worker has written what fits *pattern*."""
         eventually(lambda: re.search(pattern, self.log()), f"{pattern!r} logged", timeout=timeout)
 
 

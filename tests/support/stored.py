@@ -25,23 +25,17 @@ RENEWED = 6.0
 
 
 class Reachable(Protocol):
-    """A server, or a link to one."""
-
     @property
-    def url(self) -> str:
-        """Where it is."""
-        ...
+    def url(self) -> str: ...
 
 
 def value_of(server: Reachable, name: str, prefix: str = "redlock") -> bytes | None:
-    """Return the value of the lock *name* on one server."""
     with redis.Redis.from_url(server.url) as client:
         value: bytes | None = client.get(Keys.of(prefix, name).lock)
         return value
 
 
 def holders(servers: Sequence[Reachable], name: str) -> int:
-    """Return on how many servers anybody holds *name*."""
     return sum(value_of(server, name) is not None for server in servers)
 
 
@@ -57,7 +51,6 @@ def wait_until_taken(servers: Sequence[Reachable], name: str, token: str = "") -
 
 
 def wait_until_free(servers: Sequence[Reachable], name: str, token: str = "") -> None:
-    """Wait until none of *servers* has the lock any more; with a *token*: none by that token."""
     eventually(
         lambda: (
             not any(

@@ -34,7 +34,6 @@ if os.environ["NODES"]:
 
 
 def work(self: Any, value: int, key: str) -> int:
-    """Return ten times *value*; may run once under each *key*."""
     lock, request = current_lock(), self.request
     seen = {
         "lock": type(lock).__name__,
@@ -50,7 +49,6 @@ def work(self: Any, value: int, key: str) -> int:
 
 
 def locked(name: str, **options: Any) -> None:
-    """Make a task *name* that runs `work` under a lock on its key."""
     decorated: Any = app.task(bind=True, base=RedlockTask, name=name, unique_on=("key",), **options)
     decorated(work)
 
@@ -69,5 +67,4 @@ locked("unlocked", on_unavailable="run_unlocked")
 
 @app.task(name="plain")
 def plain(value: Any) -> Any:
-    """Return *value*; takes no lock."""
     return value
