@@ -64,7 +64,7 @@ hypothesis.settings.load_profile("ci" if IN_CI else "home")
 LONGEST = (
     *("test_beat_spree", "test_pages", "test_benchmarks", "test_rerun", "test_pools"),
     *("test_struck_tasks", "test_unique", "test_workflows", "test_rabbitmq", "test_processes"),
-    *("test_publishers", "test_faults", "test_never_twice", "test_forced_ends", "test_queue"),
+    *("test_publishers", "test_faults", "test_forced_ends", "test_queue"),
     *("test_execution", "test_cli_operator", "test_redlock", "test_prometheus", "test_inspect"),
     *("test_beat_schedulers", "test_beat_slots", "test_demo", "test_example_worker"),
 )

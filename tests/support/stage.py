@@ -84,7 +84,7 @@ class Stage:
         broker: The server for messages and results.
         events: File that the tasks record to; workers have its name as ``EVENTS``.
         app: The app as a client sees it.
-        workers: All workers, in the order of their start.
+        workers: All workers, in the order of their start; also one that did not get ready.
     """
 
     def __init__(
@@ -126,8 +126,8 @@ class Stage:
         env = {"EVENTS": str(self.events), "STAGE": json.dumps([self._file, mine])}
         options = {"name": f"w{len(self.workers) + 1}", "cwd": self._folder, **options}
         worker = Worker("support.stage", env={**env, **options.pop("env", {})}, **options)
-        self.workers.append(self._stack.enter_context(worker))
-        return worker
+        self.workers.append(worker)
+        return self._stack.enter_context(worker)
 
     def start_workers(self, all_options: Iterable[dict[str, Any]]) -> None:
         with ThreadPoolExecutor(max_workers=16) as starters:
