@@ -15,6 +15,7 @@ from celery_redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import bootstrap, node_statuses
 from support.command_line import on_all, urls
+from support.stored import clients_of
 from support.waiting import eventually
 
 RULES = Rules(ttl=60, max_ttl=60)
@@ -206,9 +207,8 @@ def test_ls_cannot_tell_what_flushed_nodes_have_forgotten(redis_nodes, redlock):
     """Before any client has noticed it, and so before they are quarantined."""
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
-    for node in nodes:
-        with redis.Redis.from_url(node.url) as client:
-            client.flushall()
+    for client in clients_of(nodes):
+        client.flushall()
     for words, what in ((["ls"], "lock is held"), (["ls", "--reserved"], "name is reserved")):
         code, out, _ = redlock(nodes, *words)
         assert (code, f"cannot tell whether any {what}" in out) == (1, True)
@@ -385,9 +385,8 @@ def test_without_an_app_the_way_to_name_one_is_said(redlock):
 
 def test_passwords_and_tokens_are_told_nobody(redis_nodes, redlock):
     nodes = redis_nodes(3)
-    for node in nodes:
-        with redis.Redis.from_url(node.url) as client:
-            client.config_set("requirepass", "s3cret")
+    for client in clients_of(nodes):
+        client.config_set("requirepass", "s3cret")
     urls = [node.url.replace("redis://", "redis://:s3cret@") for node in nodes]
     bootstrap(urls, RULES)
     lease = Redlock.from_urls(urls, ttl=60, max_ttl=60, node_timeout=1.0).acquire("name")

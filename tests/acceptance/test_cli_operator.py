@@ -21,6 +21,7 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.cli.ls import SORTED
 from celery_redlock.reading.nodes import bootstrap, node_statuses
 from support.command_line import on_all, stopped, urls
+from support.stored import clients_of
 from support.waiting import eventually
 
 RULES = Rules(ttl=60, max_ttl=60)
@@ -575,15 +576,14 @@ def test_a_reader_that_leaves_is_no_error(line, nodes, words):
 
 def plant(nodes, count):
     info = json.dumps({"task": "shop.bill", "task_id": "id", "host": "web-1", "pid": 7})
-    for node in nodes:
-        with redis.Redis.from_url(node.url) as client:
-            for begin in range(0, count, 5000):
-                with client.pipeline(transaction=False) as pipe:
-                    for number in range(begin, min(count, begin + 5000)):
-                        pipe.set(f"redlock:lock:a:{number:06}", "e" * 40 + info, px=600_000)
-                        pipe.set(f"redlock:fence:a:{number:06}", number + 1, px=600_000)
-                    pipe.execute()
-            client.config_resetstat()
+    for client in clients_of(nodes):
+        for begin in range(0, count, 5000):
+            with client.pipeline(transaction=False) as pipe:
+                for number in range(begin, min(count, begin + 5000)):
+                    pipe.set(f"redlock:lock:a:{number:06}", "e" * 40 + info, px=600_000)
+                    pipe.set(f"redlock:fence:a:{number:06}", number + 1, px=600_000)
+                pipe.execute()
+        client.config_resetstat()
 
 
 #: Runs `celery` with the words after it, and tells of its own memory on stderr. (What the kernel

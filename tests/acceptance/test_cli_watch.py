@@ -16,6 +16,7 @@ from celery_redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import bootstrap
 from support.command_line import on_all, urls
+from support.stored import clients_of
 
 termios = pytest.importorskip("termios")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no terminals like ours")
@@ -130,9 +131,8 @@ def test_what_changes_meanwhile_is_drawn(nodes, terminal):
     locks, status = terminal("ls", "invoice", "--watch"), terminal("status", "--watch")
     locks.read_until(lambda drawing: "invoice:7" in drawing and "invoice:8" not in drawing)
     status.read_until(lambda drawing: drawing.count(" up ") == 3)
-    for node in nodes:
-        with redis.Redis.from_url(node.url) as client:
-            client.set("redlock:lock:invoice:8", "e" * 40, px=600_000)
+    for client in clients_of(nodes):
+        client.set("redlock:lock:invoice:8", "e" * 40, px=600_000)
     locks.read_until(lambda drawing: "invoice:7" in drawing and "invoice:8" in drawing)
     nodes[0].kill()
     status.read_until(lambda drawing: " down " in drawing and "Quorum: yes, without" in drawing)

@@ -20,6 +20,7 @@ from celery_redlock import LockLost, LockTaken, QuorumUnavailable, RedlockTask, 
 from support.events import body, now, overlaps, read, record
 from support.proxy import proxied
 from support.stage import stage
+from support.stored import clients_of
 from support.versions import CELERY
 from support.waiting import eventually
 
@@ -435,9 +436,8 @@ def lost(request, losing):
         # do, so it must not look at how they are enrolled.
         urls, guard = [node.url for node in it.nodes], False
     else:
-        for node in it.nodes[:3]:
-            with redis.Redis.from_url(node.url) as client:
-                client.flushall()
+        for client in clients_of(it.nodes[:3]):
+            client.flushall()
         urls, guard = [link.url for link in it.links], True
     granted = rival_grants(it, results, urls, guard)
     for link in it.links:

@@ -39,6 +39,7 @@ from celery_redlock.lock.waiting.waiting import HEARD_FOR
 from support.broker_record import BrokerRecord
 from support.events import bodies, body, overlaps, read, record
 from support.stage import stage
+from support.stored import clients_of
 from support.waiting import eventually
 
 pytestmark = pytest.mark.long
@@ -234,12 +235,11 @@ def check_reruns(events, killed):
 
 
 def check_keys(it):
-    for node in it.nodes:
-        with redis.Redis.from_url(node.url) as client:
-            for key in client.scan_iter("redlock:*"):
-                left = client.pttl(key)
-                kind = key.split(b":")[1].decode()
-                assert left == -2 or 0 <= left <= LONGEST[kind] * 1000, (key, left)
+    for client in clients_of(it.nodes):
+        for key in client.scan_iter("redlock:*"):
+            left = client.pttl(key)
+            kind = key.split(b":")[1].decode()
+            assert left == -2 or 0 <= left <= LONGEST[kind] * 1000, (key, left)
 
 
 def test_without_locks_the_same_bodies_do_meet(spree):

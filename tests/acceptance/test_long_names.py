@@ -6,7 +6,6 @@ import contextlib
 import struct
 
 import pytest
-import redis
 from amqp import FrameSyntaxError
 
 from celery_redlock import ConfigurationError, RedlockTask
@@ -15,6 +14,7 @@ from celery_redlock.plugin import plugin_for
 from celery_redlock.process.log import LONGEST_STORED, cut
 from celery_redlock.reading.journal import JournalReader
 from support.stage import LASTING, stage
+from support.stored import clients_of
 from support.waiting import eventually
 
 #: Around what a key takes, what AMQP allows an id, and what our header and a frame once held.
@@ -59,13 +59,12 @@ def test_a_name_of_any_length_is_free_when_its_task_has_ended(it, task, length):
 
 def largest_value(it):
     sizes = []
-    for node in it.nodes:
-        with redis.Redis.from_url(node.url) as client:
-            sizes += [
-                client.memory_usage(key)
-                for key in client.scan_iter("redlock:*")
-                if not key.startswith((b"redlock:journal", b"redlock:tally"))
-            ]
+    for client in clients_of(it.nodes):
+        sizes += [
+            client.memory_usage(key)
+            for key in client.scan_iter("redlock:*")
+            if not key.startswith((b"redlock:journal", b"redlock:tally"))
+        ]
     return max(sizes)
 
 

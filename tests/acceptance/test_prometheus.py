@@ -10,7 +10,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-import redis
 from billiard.util import set_pdeathsig
 
 from celery_redlock import RedlockTask
@@ -21,6 +20,7 @@ from celery_redlock.task.worker import node_watch
 from support.events import body
 from support.metrics import free_port, scrape, serve_as_shown
 from support.stage import LASTING, stage
+from support.stored import clients_of
 from support.waiting import eventually
 from support.worker import CeleryProcess
 
@@ -127,9 +127,8 @@ def test_what_went_wrong_is_counted(on_stage, until, pool, served):
     held = it.task("hold").delay("robbed", str(until))
     it.started("robbed")
     seen(address, lambda told: told.sum("redlock_renewals_total", task="hold") >= 1, "a renewal")
-    for node in it.nodes:
-        with redis.Redis.from_url(node.url) as client:
-            client.delete("redlock:lock:robbed")
+    for client in clients_of(it.nodes):
+        client.delete("redlock:lock:robbed")
 
     def is_all_told(told):
         return (

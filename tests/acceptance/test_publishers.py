@@ -33,6 +33,7 @@ import celery_redlock
 from celery_redlock import RedlockTask, UniqueResult, current_lock
 from support.events import body, overlaps, read
 from support.stage import LASTING, stage
+from support.stored import clients_of
 from support.versions import CELERY, since
 from support.waiting import eventually
 
@@ -120,13 +121,7 @@ def it(tmp_path_factory):
         it.worker(concurrency=4)
         yield it
         assert overlaps(read(it.events)) == []
-        no_key_is_for_ever(it)
-
-
-def no_key_is_for_ever(it):
-    for node in it.nodes:
-        with redis.Redis.from_url(node.url) as client:
-            assert [key for key in client.keys("redlock:*") if client.pttl(key) == -1] == []
+        it.no_key_is_for_ever()
 
 
 @pytest.fixture
@@ -136,11 +131,7 @@ def broker(it):
 
 
 def markers(it, lock_name):
-    found = []
-    for node in it.nodes:
-        with redis.Redis.from_url(node.url) as client:
-            found.append(client.hgetall(f"redlock:queued:{lock_name}"))
-    return found
+    return [client.hgetall(f"redlock:queued:{lock_name}") for client in clients_of(it.nodes)]
 
 
 def is_left(it, lock_name, before):

@@ -28,6 +28,7 @@ from celery_redlock.task.messages.envelope import Envelope, fresh_publish_id
 from celery_redlock.task.worker import waiting_room
 from support.events import body, overlaps, read
 from support.stage import LASTING, stage
+from support.stored import clients_of
 from support.waiting import eventually
 
 pytestmark = pytest.mark.in_order  # the scenes kill children and workers
@@ -143,11 +144,7 @@ class Crew:
         return [start.get("number") for start in starts if start["name"] == lock]
 
     def waiting(self, lock):
-        counts = []
-        for node in self.it.nodes:
-            with redis.Redis.from_url(node.url) as client:
-                counts.append(client.zcard(f"redlock:line:{lock}"))
-        return counts
+        return [client.zcard(f"redlock:line:{lock}") for client in clients_of(self.it.nodes)]
 
 
 @pytest.fixture

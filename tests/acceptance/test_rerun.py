@@ -119,7 +119,7 @@ def it(tmp_path_factory):
     with named_stage(tmp_path_factory.mktemp("rerun"), **LASTING) as it:
         it.worker(concurrency=6)
         yield it
-        no_key_is_for_ever(it)
+        it.no_key_is_for_ever()
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def lossless(rabbit, tmp_path_factory):
     with named_stage(tmp_path_factory.mktemp("lossless"), broker_url=rabbit.url) as it:
         it.worker(concurrency=4)
         yield it
-        no_key_is_for_ever(it)
+        it.no_key_is_for_ever()
 
 
 @contextlib.contextmanager
@@ -146,13 +146,6 @@ def told(it, monkeypatch):
     events = []
     monkeypatch.setitem(vars(plugin_for(it.app)), "notify", events.append)
     return events
-
-
-def no_key_is_for_ever(it):
-    for node in it.nodes:
-        with redis.Redis.from_url(node.url) as client:
-            keys = client.keys("redlock:*")
-            assert all(client.pttl(key) != -1 for key in keys), keys
 
 
 def pending(it, name):
@@ -485,7 +478,7 @@ def test_whatever_is_killed_the_last_trigger_of_each_name_runs(request, broker, 
         for n, _ in enumerate(soak.publishing(triggers, NAMES)):
             time.sleep(rng.uniform(0.3, 1.0))  # kills are spread over the time of the triggers
             soak.kill_worker() if rabbit and n % 5 == 1 else soak.kill_child()
-            no_key_is_for_ever(it)
+            it.no_key_is_for_ever()
             if soak.children >= 3 and soak.workers >= (2 if rabbit else 0):
                 soak.enough.touch()
         eventually(lambda: is_over(it, "*"), "end of all markers", timeout=200, every=0.2)
@@ -495,7 +488,7 @@ def test_whatever_is_killed_the_last_trigger_of_each_name_runs(request, broker, 
         assert overlaps(events) == []
         assert lost(events) == {}
         assert is_over(it, "*")
-        no_key_is_for_ever(it)
+        it.no_key_is_for_ever()
 
 
 def is_quiet(it, rabbit):

@@ -29,6 +29,7 @@ from celery_redlock import (
 from celery_redlock.plugin import plugin_for
 from support.events import body, read
 from support.stage import LASTING, stage
+from support.stored import clients_of
 from support.versions import since
 from support.waiting import eventually
 
@@ -210,14 +211,7 @@ def it(tmp_path_factory):
         it.folder = folder
         it.worker(concurrency=6)
         yield it
-        no_key_is_for_ever(it)
-
-
-def no_key_is_for_ever(it):
-    for node in it.nodes:
-        with redis.Redis.from_url(node.url) as client:
-            keys = client.keys("redlock:*")
-            assert all(client.pttl(key) != -1 for key in keys), keys
+        it.no_key_is_for_ever()
 
 
 def is_duplicate(it, task, name, way=""):
@@ -330,10 +324,9 @@ def test_what_a_body_publishes_under_its_own_id_is_no_duplicate_of_it(it):
 
 def drop_markers(it):
     """Let the nodes forget every queued marker, as if its time had come."""
-    for node in it.nodes:
-        with redis.Redis.from_url(node.url) as client:
-            for key in client.keys("redlock:queued:*"):
-                client.delete(key)
+    for client in clients_of(it.nodes):
+        for key in client.keys("redlock:queued:*"):
+            client.delete(key)
 
 
 def test_a_late_finisher_does_not_end_a_newer_marker(it):
@@ -528,12 +521,9 @@ def test_a_worker_that_is_killed_while_a_task_waits_for_its_lock_leaves_no_marke
 
 def alone_for(it, task, name):
     """Return for how long the marker stands by itself yet, as most nodes say [s]."""
-    told = []
-    for node in it.nodes:
-        with redis.Redis.from_url(node.url) as client:
-            until = client.hget(f"redlock:queued:{it.task(task).lock_name((name,))}", "until")
-            told.append(float(until or 0) / 1000 - time.time())
-    return sorted(told)[len(told) // 2]
+    key = f"redlock:queued:{it.task(task).lock_name((name,))}"
+    told = sorted(float(client.hget(key, "until") or 0) for client in clients_of(it.nodes))
+    return told[len(told) // 2] / 1000 - time.time()
 
 
 def test_a_cold_shutdown_leaves_no_marker_of_what_it_throws_away(it):
@@ -555,9 +545,8 @@ def test_a_revoke_reaches_nodes_that_hung_up_on_the_parent(it):
         eventually(
             lambda n=name: not is_duplicate(it, "finished", f"cut {n}"), "its end", timeout=SOON
         )
-        for node in it.nodes:
-            with redis.Redis.from_url(node.url) as client:
-                client.client_kill_filter(_type="normal", skipme=True)
+        for client in clients_of(it.nodes):
+            client.client_kill_filter(_type="normal", skipme=True)
     # They hung up on this process, too: the next publish may be the one that finds out.
     eventually(lambda: is_duplicate(it, "finished", "after hanging up"), "a connection")
 

@@ -29,6 +29,7 @@ from celery_redlock.reading.search import SHOWN, Search
 from support.browser import browser, find_chromium
 from support.events import body, read
 from support.stage import stage
+from support.stored import clients_of
 from support.waiting import eventually
 from support.worker import SUPPORT, CeleryProcess
 
@@ -665,9 +666,8 @@ def test_nodes_that_hang_do_not_hang_a_page(redis_nodes):
 
 
 def test_a_search_that_finds_nothing_ends_in_time(reader, five_nodes, monkeypatch):
-    for node in five_nodes:
-        with redis.Redis.from_url(node.url) as client:
-            client.mset({f"other:{i}": b"" for i in range(20_000)})
+    for client in clients_of(five_nodes):
+        client.mset({f"other:{i}": b"" for i in range(20_000)})
     monkeypatch.setattr("celery_redlock.ops.web.reader.LONGEST", 0.0)
     before = commands(five_nodes[0])
     found = reader._find(Search("nothing"))

@@ -254,7 +254,6 @@ def stamped(canvas):
     return canvas
 
 
-ALWAYS = ("ran", "passed", "stopped", "failed")
 SINGLE = {
     "alone": Shape(lambda f: f.m(), "M", "!"),
     "link": Shape(

@@ -58,10 +58,6 @@ def unheard(letter):
     return one(letter, channel="")
 
 
-def place_key(place):
-    return Keys.of(RULES.prefix, place_name(NAME, place)).lock
-
-
 class Bench(ScriptBench):
     def __init__(self, server):
         super().__init__(server, RULES)

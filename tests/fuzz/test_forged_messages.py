@@ -12,7 +12,6 @@ import os
 import random
 
 import pytest
-import redis
 from celery.utils import uuid
 from kombu.utils.json import dumps
 
@@ -21,6 +20,7 @@ from celery_redlock.task.execution import calls
 from celery_redlock.task.messages.envelope import HEADER, PARSERS, Envelope
 from support.events import body, overlaps, read
 from support.stage import stage
+from support.stored import clients_of
 from support.waiting import eventually
 
 TTL = 60.0
@@ -61,10 +61,9 @@ def it(tmp_path_factory):
 
 def values(it, key):
     found = []
-    for node in it.nodes:
-        with redis.Redis.from_url(node.url) as client:
-            kind = client.type(key)
-            found.append(client.hgetall(key) if kind == b"hash" else client.get(key))
+    for client in clients_of(it.nodes):
+        kind = client.type(key)
+        found.append(client.hgetall(key) if kind == b"hash" else client.get(key))
     return found
 
 

@@ -55,7 +55,6 @@ def rights(user):
 WORKER, OPERATOR = rights("worker"), rights("operator")
 #: Rights that are made use of where they are there, and not missed.
 HARMLESS = ("+client|setinfo", "+config|get")
-ONLY_TOOLS = [right for right in OPERATOR if right not in WORKER]
 
 
 @pytest.fixture

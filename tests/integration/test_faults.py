@@ -43,7 +43,7 @@ from celery_redlock.lock.scripts.scripts import RELEASE_LUA
 from celery_redlock.lock.watchdog import Watchdog
 from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.health import check, probe
-from support.stored import RENEWED, ROOMY, value_of, wait_until_free, wait_until_taken
+from support.stored import RENEWED, ROOMY, clients_of, value_of, wait_until_free, wait_until_taken
 from support.waiting import eventually
 
 #: A lease whose end is waited for.
@@ -658,10 +658,9 @@ def test_nodes_that_hung_up_while_nobody_asked_are_back_before_the_next_round(
     lock = locks(five_nodes[:3])
     for _ in range(3):
         _cycle(lock)
-        for server in five_nodes[:3]:
-            with redis.Redis.from_url(server.url) as client:
-                client.client_kill_filter(_type="normal", skipme=True)
-                eventually(lambda client=client: len(client.client_list()) == 1, "hanging up")
+        for client in clients_of(five_nodes[:3]):
+            client.client_kill_filter(_type="normal", skipme=True)
+            eventually(lambda client=client: len(client.client_list()) == 1, "hanging up")
     _cycle(lock)
 
 

@@ -26,6 +26,7 @@ from celery_redlock.testing.servers import servers
 from support.contender import RULES, Contender, locks_on, of_any_name
 from support.events import now
 from support.proxy import proxied
+from support.stored import clients_of
 from support.waiting import eventually
 
 #: Longest that a lock may be free while somebody waits for it [s].
@@ -167,12 +168,8 @@ def test_one_who_has_fewer_places_costs_the_others_none(stack):
 
 
 def commands(nodes):
-    total = 0
-    for node in nodes:
-        with redis.Redis.from_url(node.url) as client:
-            told = client.info("commandstats")
-            total += sum(one["calls"] for one in told.values())
-    return total
+    told = [client.info("commandstats") for client in clients_of(nodes)]
+    return sum(one["calls"] for stats in told for one in stats.values())
 
 
 def test_a_lock_of_many_places_costs_who_waits_for_it_no_more_than_one_of_two(stack):
@@ -185,9 +182,8 @@ def test_a_lock_of_many_places_costs_who_waits_for_it_no_more_than_one_of_two(st
     cost = {}
     for limit in (2, 300):
         keys = [f"redlock:lock:{place_name(f'x {limit}', place)}" for place in range(limit)]
-        for node in nodes:
-            with redis.Redis.from_url(node.url) as client:
-                client.mset(dict.fromkeys(keys, "f" * 40 + "{}"))
+        for client in clients_of(nodes):
+            client.mset(dict.fromkeys(keys, "f" * 40 + "{}"))
         before = commands(nodes)
         for _ in range(3):
             with pytest.raises(LockTaken):

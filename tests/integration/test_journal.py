@@ -12,20 +12,16 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.health import probe
 from celery_redlock.reading.journal import Journal, JournalReader
 from celery_redlock.reading.nodes import bootstrap
-from support.stored import ROOMY
+from support.stored import ROOMY, clients_of, urls_of
 from support.waiting import eventually
 
 RULES = Rules(**ROOMY)
 
 
-def urls(nodes):
-    return [node.url for node in nodes]
-
-
 @pytest.fixture
 def locks(five_nodes):
-    bootstrap(urls(five_nodes), RULES)
-    locks = Redlock(urls(five_nodes), RULES)
+    bootstrap(urls_of(five_nodes), RULES)
+    locks = Redlock(urls_of(five_nodes), RULES)
     probe(locks)
     yield locks
     locks.close()
@@ -33,7 +29,7 @@ def locks(five_nodes):
 
 @pytest.fixture
 def reader(five_nodes):
-    reader = JournalReader(urls(five_nodes), RULES)
+    reader = JournalReader(urls_of(five_nodes), RULES)
     yield reader
     reader.close()
 
@@ -44,14 +40,10 @@ def put(locks, *numbers):
 
 
 def arrived(nodes, count):
-    def lengths():
-        found = []
-        for node in nodes:
-            with redis.Redis.from_url(node.url) as client:
-                found.append(client.xlen("redlock:journal"))
-        return found
-
-    eventually(lambda: all(length >= count for length in lengths()), f"{count} records")
+    eventually(
+        lambda: all(client.xlen("redlock:journal") >= count for client in clients_of(nodes)),
+        f"{count} records",
+    )
 
 
 def numbers(records):
@@ -61,9 +53,8 @@ def numbers(records):
 def test_a_record_is_written_though_the_nodes_have_forgotten_its_script(five_nodes, locks):
     put(locks, 0)
     arrived(five_nodes, 1)
-    for node in five_nodes:
-        with redis.Redis.from_url(node.url) as client:
-            client.script_flush()
+    for client in clients_of(five_nodes):
+        client.script_flush()
     put(locks, 1)
     eventually(lambda: probe(locks) is not None, "answers")
     put(locks, 2)
@@ -94,9 +85,9 @@ def test_a_reader_that_has_read_nothing_yet_starts_from_the_beginning(five_nodes
 
 def test_records_outlive_nodes(redis_nodes):
     nodes = redis_nodes(3)
-    bootstrap(urls(nodes), RULES)
-    locks = Redlock(urls(nodes), RULES)
-    reader = JournalReader(urls(nodes), RULES)
+    bootstrap(urls_of(nodes), RULES)
+    locks = Redlock(urls_of(nodes), RULES)
+    reader = JournalReader(urls_of(nodes), RULES)
     probe(locks)
     put(locks, 1)
     arrived(nodes, 1)
@@ -110,7 +101,7 @@ def test_records_outlive_nodes(redis_nodes):
     put(locks, 3)
     arrived(nodes[2:], 3)
     assert 3 in numbers(reader.new())
-    assert numbers(JournalReader(urls(nodes), RULES).recent()) == [1, 2, 3]
+    assert numbers(JournalReader(urls_of(nodes), RULES).recent()) == [1, 2, 3]
     reader.close()
     locks.close()
 

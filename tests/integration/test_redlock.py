@@ -44,7 +44,9 @@ from support.clients import hang_up
 from support.stored import (
     RENEWED,
     ROOMY,
+    clients_of,
     holders,
+    urls_of,
     value_of,
     wait_until_free,
     wait_until_taken,
@@ -53,10 +55,6 @@ from support.waiting import eventually
 
 #: Of leases and quarantines whose end is waited for: one lasts 3 s, the other 4.15 s.
 BRIEF = {"ttl": 3.0, "max_ttl": 3.0, "node_timeout": 1.0}
-
-
-def urls_of(servers):
-    return [server.url for server in servers]
 
 
 @pytest.fixture
@@ -127,9 +125,8 @@ def test_a_lease_that_has_ended_cannot_be_extended(five_nodes, locks):
 def test_a_stolen_lease_cannot_be_extended(five_nodes, locks):
     lock = locks(five_nodes[:3])
     lease = lock.acquire("report")
-    for server in five_nodes[:2]:
-        with redis.Redis.from_url(server.url) as client:
-            client.set(Keys.of("redlock", "report").lock, b"x" * 40, px=600_000)
+    for client in clients_of(five_nodes[:2]):
+        client.set(Keys.of("redlock", "report").lock, b"x" * 40, px=600_000)
     with pytest.raises(LockLost) as lost:
         lock.extend(lease)
     assert lost.value.reason == "stolen"
@@ -333,9 +330,8 @@ def test_the_end_of_a_body_that_lost_its_lock_raises(five_nodes, locks):
     told = []
     lock = locks(five_nodes[:3], observers=[told.append], ttl=RENEWED)
     with pytest.raises(LockLost) as lost, lock.hold("report") as held:
-        for server in five_nodes[:3]:
-            with redis.Redis.from_url(server.url) as client:
-                client.set(Keys.of("redlock", "report").lock, b"x" * 40, px=600_000)
+        for client in clients_of(five_nodes[:3]):
+            client.set(Keys.of("redlock", "report").lock, b"x" * 40, px=600_000)
         eventually(lambda: held.is_lost, "loss")
     assert lost.value.reason == "stolen"
     assert list(lost.value.votes) == list(lock.labels)
@@ -387,9 +383,8 @@ def test_the_holder_is_told_of_a_loss_once(five_nodes, locks):
 
     lost = lock.take(LockRequest("report", RENEWED), on_lost)
     kept = lock.take(LockRequest("other", RENEWED))
-    for server in five_nodes[:3]:
-        with redis.Redis.from_url(server.url) as client:
-            client.set(Keys.of("redlock", "report").lock, b"x" * 40, px=600_000)
+    for client in clients_of(five_nodes[:3]):
+        client.set(Keys.of("redlock", "report").lock, b"x" * 40, px=600_000)
     eventually(lambda: told, "call back")
     eventually(lambda: kept.renewals >= 2, "renewals of the other lock")
     lock.give_back(kept)
@@ -640,9 +635,8 @@ def test_flushed_nodes_do_not_vote_until_no_old_lease_can_be_alive(five_nodes, l
     lease = ours.acquire("report")
     with contextlib.suppress(LockTaken):
         theirs.acquire("report")  # connects
-    for server in five_nodes[:3]:
-        with redis.Redis.from_url(server.url) as client:
-            client.flushall()
+    for client in clients_of(five_nodes[:3]):
+        client.flushall()
     with pytest.raises(QuorumUnavailable) as refusal:
         theirs.acquire("report")
     assert 0 < refusal.value.retry_after <= theirs.rules.quarantine
@@ -786,9 +780,8 @@ def test_a_lease_that_another_passed_by_is_lost(five_nodes, locks):
     lock, other = locks(five_nodes), locks(five_nodes, bootstrap=False)
     lease = lock.acquire("report")
     wait_until_taken(five_nodes, "report")
-    for node in five_nodes:
-        with redis.Redis.from_url(node.url) as client:
-            client.delete(Keys.of("redlock", "report").lock)
+    for client in clients_of(five_nodes):
+        client.delete(Keys.of("redlock", "report").lock)
     passing = other.acquire("report")
     other.release(passing)
     assert passing.fence > lease.fence
@@ -817,9 +810,8 @@ def test_a_lock_that_a_test_leaves_behind_is_not_renewed_in_the_next(five_nodes,
     lock.take(LockRequest("left", RENEWED))
     if hangs_up:
         hang_up()
-    for node in five_nodes[:3]:
-        with redis.Redis.from_url(node.url) as client:
-            client.flushall()
+    for client in clients_of(five_nodes[:3]):
+        client.flushall()
     assert set(reading.bootstrap(urls_of(five_nodes[:3]), lock.rules).values()) == {"enrolled"}
     if hangs_up:
         time.sleep(RENEWED / 2)  # more than the third after which it would have been renewed

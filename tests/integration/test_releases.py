@@ -21,7 +21,7 @@ from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.unique.requests import Trigger
 from celery_redlock.unique.reservations import Reservations
 from celery_redlock.unique.reserving import Duplicate
-from support.stored import ROOMY
+from support.stored import ROOMY, clients_of
 from support.waiting import eventually
 
 #: What is not released stands for longer than a test may wait.
@@ -45,12 +45,8 @@ def locks(nodes):
 
 
 def tokens(nodes):
-    found = []
-    for node in nodes:
-        with redis.Redis.from_url(node.url) as client:
-            token = client.hget("redlock:queued:n", "token")
-            found.append(token and token.decode())
-    return found
+    found = [client.hget("redlock:queued:n", "token") for client in clients_of(nodes)]
+    return [token and token.decode() for token in found]
 
 
 def test_what_a_forgetful_node_stored_of_a_duplicate_is_ended(locks, nodes):
@@ -65,11 +61,7 @@ def test_what_a_forgetful_node_stored_of_a_duplicate_is_ended(locks, nodes):
 
 
 def standing(nodes):
-    found = set()
-    for node in nodes:
-        with redis.Redis.from_url(node.url) as client:
-            found |= set(client.keys("redlock:lock:*"))
-    return found
+    return {key for client in clients_of(nodes) for key in client.keys("redlock:lock:*")}
 
 
 def wait_until_free(nodes):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 
 import pytest
-import redis
 
 from celery_redlock import QuorumUnavailable, Redlock
 from celery_redlock.beat.slot_records import Claim, Slots, SlotState
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.health import check
 from celery_redlock.reading.nodes import bootstrap
-from support.stored import ROOMY
+from support.stored import ROOMY, clients_of
 from support.waiting import eventually
 
 RULES = Rules(**ROOMY)
@@ -36,11 +35,8 @@ def claim_of(due, fence):
 
 
 def records(nodes):
-    found = []
-    for node in nodes:
-        with redis.Redis.from_url(node.url) as client:
-            found.append(client.hmget("redlock:slot:shop/report", "slot", "state"))
-    return found
+    key = "redlock:slot:shop/report"
+    return [client.hmget(key, "slot", "state") for client in clients_of(nodes)]
 
 
 def test_a_claim_that_lies_in_a_paused_node_is_withdrawn_behind_it(farm):

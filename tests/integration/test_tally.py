@@ -20,21 +20,17 @@ from celery_redlock.reading.health import probe
 from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.reading.tally import HOUR, RETENTION, Counts, hour_key, tally_key, tally_request
 from celery_redlock.reading.tally_reader import TallyReader
-from support.stored import ROOMY
+from support.stored import ROOMY, clients_of, urls_of
 from support.waiting import eventually
 
 RULES = Rules(**ROOMY)
 TASK = "shop.bill"
 
 
-def urls(nodes):
-    return [node.url for node in nodes]
-
-
 @pytest.fixture
 def locks(five_nodes):
-    bootstrap(urls(five_nodes), RULES)
-    locks = Redlock(urls(five_nodes), RULES)
+    bootstrap(urls_of(five_nodes), RULES)
+    locks = Redlock(urls_of(five_nodes), RULES)
     probe(locks)
     yield locks
     locks.close()
@@ -51,7 +47,7 @@ def add(locks, hour=None, task=TASK, **numbers):
 
 def read(nodes, since=None):
     now = time.time()
-    return TallyReader(urls(nodes), RULES).read(now - HOUR if since is None else since, now)
+    return TallyReader(urls_of(nodes), RULES).read(now - HOUR if since is None else since, now)
 
 
 def ran(nodes, task=TASK, since=None):
@@ -66,7 +62,7 @@ def on_node(node, hour=None):
 
 
 def test_what_processes_count_adds_up(five_nodes, locks):
-    other = Redlock(urls(five_nodes), RULES)
+    other = Redlock(urls_of(five_nodes), RULES)
     probe(other)
     for it, first in ((locks, 2000), (other, 1000)):
         numbers = {"ran": 2, "hold:7": 1, "first": first, "last": first + 5, "longest": first}
@@ -85,8 +81,8 @@ def test_what_processes_count_adds_up(five_nodes, locks):
 def test_nodes_that_were_away_in_turn_lose_no_count(redis_nodes):
     """Whoever was there all the time knows all; the others' numbers are smaller."""
     nodes = redis_nodes(3)
-    bootstrap(urls(nodes), RULES)
-    locks = Redlock(urls(nodes), RULES)
+    bootstrap(urls_of(nodes), RULES)
+    locks = Redlock(urls_of(nodes), RULES)
     probe(locks)
     add(locks, ran=1)
     eventually(lambda: ran(nodes) == 1, "one")
@@ -119,12 +115,11 @@ def test_hours_add_up_and_are_forgotten(five_nodes, locks):
 def test_a_reader_asks_for_an_hour_that_is_over_once(five_nodes, locks):
     """Nothing is added to it any more; to the newest two hours there is."""
     add(locks, hour=hour_now() - 3, ran=1)
-    reader, now = TallyReader(urls(five_nodes), RULES), time.time()
+    reader, now = TallyReader(urls_of(five_nodes), RULES), time.time()
     eventually(lambda: ran(five_nodes, since=now - 4 * HOUR) == 1, "counts")
     assert reader.read(now - 4 * HOUR, now).tasks[TASK].ran == 1
-    for node in five_nodes:
-        with redis.Redis.from_url(node.url) as client:
-            client.delete(tally_key("redlock", hour_now() - 3, TASK))
+    for client in clients_of(five_nodes):
+        client.delete(tally_key("redlock", hour_now() - 3, TASK))
     add(locks, ran=1)
     eventually(lambda: ran(five_nodes) == 1, "counts")
     assert reader.read(now - 4 * HOUR, now).tasks[TASK].ran == 2
@@ -132,7 +127,7 @@ def test_a_reader_asks_for_an_hour_that_is_over_once(five_nodes, locks):
 
 def test_what_an_idle_process_adds_later_is_read(five_nodes, locks):
     add(locks, hour=hour_now() - 3, ran=1)
-    reader, now = TallyReader(urls(five_nodes), RULES), time.time()
+    reader, now = TallyReader(urls_of(five_nodes), RULES), time.time()
     eventually(lambda: ran(five_nodes, since=now - 4 * HOUR) == 1, "counts")
     assert reader.read(now - 4 * HOUR, now).tasks[TASK].ran == 1
     add(locks, hour=hour_now() - 3, ran=1)
@@ -161,10 +156,10 @@ def test_what_others_wrote_harms_no_reader(five_nodes, locks):
 def plugin(five_nodes, monkeypatch):
     """The plugin of an app whose locks are on five nodes; it counts by itself once."""
     monkeypatch.setattr(tally, "EVERY", 600.0)
-    bootstrap(urls(five_nodes), RULES)
+    bootstrap(urls_of(five_nodes), RULES)
     app = Celery("shop", set_as_current=False, broker="memory://")
     app.conf.update(
-        redlock_nodes=urls(five_nodes),
+        redlock_nodes=urls_of(five_nodes),
         redlock_observers=["journal"],
         **{f"redlock_{name}": value for name, value in ROOMY.items()},
     )

@@ -41,7 +41,7 @@ from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.task.execution import refused
 from celery_redlock.task.execution.interrupt import defer_interrupts
 from celery_redlock.testing import locks_disabled
-from support.stored import RENEWED, ROOMY
+from support.stored import RENEWED, ROOMY, clients_of
 from support.waiting import eventually
 
 DEAD = [f"redis://127.0.0.1:{port}/0" for port in (1, 2, 3)]  # nobody listens there
@@ -674,9 +674,8 @@ def test_a_lost_lock_of_another_is_left_to_them(app, steal, five_nodes):
 
     with pytest.raises(LockLost):
         bill.apply().get()
-    for node in five_nodes[:3]:
-        with redis.Redis.from_url(node.url) as client:
-            assert client.get("redlock:lock:invoice") == b"f" * 40
+    for client in clients_of(five_nodes[:3]):
+        assert client.get("redlock:lock:invoice") == b"f" * 40
 
 
 @pytest.mark.parametrize("work", [time.sleep, spin])

@@ -13,7 +13,6 @@ import time
 from importlib.util import find_spec
 
 import pytest
-import redis
 
 from celery_redlock import LockTaken, Redlock
 from celery_redlock.lock.algorithm import acquiring
@@ -25,7 +24,7 @@ from celery_redlock.lock.waiting.room import Room
 from celery_redlock.lock.waiting.waiting import NO_CHANNEL
 from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.task.messages.envelope import fresh_publish_id
-from support.stored import ROOMY
+from support.stored import ROOMY, clients_of
 from support.waiting import eventually
 
 #: Most releases that one who waits may see go by: those under way when it came, those after which
@@ -52,26 +51,17 @@ def locks(nodes):
 
 
 def keys(nodes, pattern):
-    found = set()
-    for node in nodes:
-        with redis.Redis.from_url(node.url) as client:
-            found |= set(client.keys(pattern))
-    return found
+    return {key for client in clients_of(nodes) for key in client.keys(pattern)}
 
 
 def in_line(nodes, name):
-    counts = []
-    for node in nodes:
-        with redis.Redis.from_url(node.url) as client:
-            counts.append(client.zcard(f"redlock:line:{name}"))
-    return counts
+    return [client.zcard(f"redlock:line:{name}") for client in clients_of(nodes)]
 
 
 def hear_nodes(nodes, locks):
     own = channel(RULES.prefix, locks.listener.channel())
-    for node in nodes:
-        with redis.Redis.from_url(node.url) as client:
-            eventually(lambda it=client: it.pubsub_numsub(own)[0][1], "ears")
+    for client in clients_of(nodes):
+        eventually(lambda it=client: it.pubsub_numsub(own)[0][1], "ears")
 
 
 def test_a_hint_is_all_that_one_needs_who_waits(locks, nodes, monkeypatch):
@@ -175,7 +165,7 @@ def releases_that_go_by(nodes, name, *, is_woken):
     crowd = [Redlock(urls, RULES) for _ in range(2)]
     one = Redlock(urls, RULES)
     if not is_woken:
-        one.client.listener = None
+        one.participant.listener = None
     grants, over = [0], threading.Event()
 
     def storm(locks):
@@ -245,9 +235,8 @@ def passed_by(nodes, name, *, waited):
             if known_as:  # as the nodes have it of a message that is on its way
                 times = f"{since * 1000:013.0f}{time.time() * 1000:013.0f}"
                 known = f"{NO_CHANNEL}0001{times}{{}}"
-                for node in nodes:
-                    with redis.Redis.from_url(node.url) as client:
-                        client.hset(f"redlock:waiters:{name}", known_as, known)
+                for client in clients_of(nodes):
+                    client.hset(f"redlock:waiters:{name}", known_as, known)
             wanted = LockRequest(name, 60.0, wait=60, queued_since=since, known_as=known_as)
             before = grants[0]
             held = one.take(wanted)
@@ -357,10 +346,9 @@ def test_who_is_interrupted_leaves_no_trace(locks, nodes):
 
 
 def test_who_may_not_use_channels_waits_as_ever(nodes):
-    for node in nodes:
-        with redis.Redis.from_url(node.url) as client:
-            user = "ACL SETUSER mute reset on >secret ~redlock:* +@all resetchannels"
-            client.execute_command(*user.split())
+    for client in clients_of(nodes):
+        user = "ACL SETUSER mute reset on >secret ~redlock:* +@all resetchannels"
+        client.execute_command(*user.split())
     urls = [node.url.replace("redis://", "redis://mute:secret@") for node in nodes]
     locks = Redlock(urls, RULES)
     try:
@@ -372,9 +360,8 @@ def test_who_may_not_use_channels_waits_as_ever(nodes):
         eventually(lambda: not keys(nodes, "redlock:*:mute") & traces("mute"), "no trace")
     finally:
         locks.close()
-        for node in nodes:
-            with redis.Redis.from_url(node.url) as client:
-                client.acl_deluser("mute")
+        for client in clients_of(nodes):
+            client.acl_deluser("mute")
 
 
 def ears():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import shutil
 import tempfile
@@ -94,15 +93,6 @@ class Browser:
     def prefer(self, scheme: str) -> None:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-
-    def shoot(self, file: Path, *, whole: bool = True) -> None:
-        options = {"format": "png", "captureBeyondViewport": whole}
-        if whole:
-            height = self.run("return document.documentElement.scrollHeight")
-            width = self.run("return window.innerWidth")
-            options["clip"] = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
-        told = self.driver.execute_cdp_cmd("Page.captureScreenshot", options)
-        file.write_bytes(base64.b64decode(told["data"]))
 
 
 @contextlib.contextmanager

@@ -35,6 +35,7 @@ from celery_redlock.testing.servers import Server, servers
 from support.clients import let_go
 from support.events import Body, bodies, read
 from support.redelivery import look_often
+from support.stored import clients_of
 from support.waiting import eventually
 from support.worker import Worker
 
@@ -193,11 +194,11 @@ class Stage:
 
     def keys(self, pattern: str) -> set[str]:
         """Return the names of the keys on any node that fit *pattern*, past the library."""
-        found: set[str] = set()
-        for node in self.nodes:
-            with redis.Redis.from_url(node.url) as client:
-                found |= {key.decode() for key in client.keys(pattern)}
-        return found
+        return {key.decode() for client in clients_of(self.nodes) for key in client.keys(pattern)}
+
+    def no_key_is_for_ever(self) -> None:
+        for client in clients_of(self.nodes):
+            assert [key for key in client.keys("redlock:*") if client.pttl(key) == -1] == []
 
     def wait_until_free(self, *names: str) -> None:
         """

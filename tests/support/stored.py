@@ -7,7 +7,7 @@ looks at all of them waits for them first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import redis
@@ -15,7 +15,16 @@ import redis
 from celery_redlock.lock.records import Keys
 from support.waiting import eventually
 
-__all__ = ["RENEWED", "ROOMY", "holders", "value_of", "wait_until_free", "wait_until_taken"]
+__all__ = [
+    "RENEWED",
+    "ROOMY",
+    "clients_of",
+    "holders",
+    "urls_of",
+    "value_of",
+    "wait_until_free",
+    "wait_until_taken",
+]
 
 #: Of locks that no slow machine loses, on nodes that it makes not late. Two node timeouts are
 #: less than `RENEWED`.
@@ -27,6 +36,17 @@ RENEWED = 6.0
 class Reachable(Protocol):
     @property
     def url(self) -> str: ...
+
+
+def urls_of(servers: Iterable[Reachable]) -> list[str]:
+    return [server.url for server in servers]
+
+
+def clients_of(servers: Iterable[Reachable]) -> Iterator[Any]:
+    """Yield a client of each server, which is closed when the next one is asked for."""
+    for server in servers:
+        with redis.Redis.from_url(server.url) as client:
+            yield client
 
 
 def value_of(server: Reachable, name: str, prefix: str = "redlock") -> bytes | None:
