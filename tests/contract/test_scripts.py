@@ -45,7 +45,7 @@ class Bench(ScriptBench):
     def inspect(self):
         return self.ask(requests.inspect_request(self.rules, NAME))
 
-    def enrol(self, mode, boot=None):
+    def enrol(self, mode="bootstrap", boot=None):
         """Ask for the enrolment, or change it; returns state, quarantine [ms] and the marker."""
         keys = Keys.of(self.rules.prefix, "")
         numbers = (boot or self.boot, ms(self.rules.quarantine), mode)
@@ -59,22 +59,6 @@ class Bench(ScriptBench):
 
     def pttl(self, key):
         return self.client.pttl(getattr(Keys.of(self.rules.prefix, NAME), key))
-
-    def everything(self):
-        return set(self.client.scan_iter(count=1000))
-
-
-@pytest.fixture
-def fresh(contract_node):
-    bench = Bench(contract_node)
-    yield bench
-    bench.client.close()
-
-
-@pytest.fixture
-def bench(fresh):
-    fresh.enrol("bootstrap")
-    return fresh
 
 
 # -- acquire -----------------------------------------------------------------------
@@ -161,12 +145,11 @@ def test_fences_of_later_grants_are_larger_whatever_is_proposed(bench):
 
 def test_a_proposal_ahead_of_the_nodes_clock_is_refused(bench):
     allowed = RULES.longest_skew * 1000
-    before = bench.everything()
-    far = int((bench.now_ms() + allowed + 600_000) * 4096)
-    vote = bench.acquire(fence=far)
-    assert vote.kind is VoteKind.UNREACHABLE
-    assert "clock" in vote.reason
-    assert bench.everything() == before
+    with bench.unchanged():
+        far = int((bench.now_ms() + allowed + 600_000) * 4096)
+        vote = bench.acquire(fence=far)
+        assert vote.kind is VoteKind.UNREACHABLE
+        assert "clock" in vote.reason
     near = int((bench.now_ms() + allowed - 2000) * 4096)
     assert bench.acquire(fence=near).fence == near
 
@@ -231,10 +214,9 @@ def test_a_fence_as_far_ahead_as_clocks_may_differ_is_counted_on_from(bench):
 
 def test_a_marker_makes_the_lock_needless(bench):
     bench.ask(requests.mark_request(RULES, Marker("done:7", "done", 60.0)))
-    before = bench.everything()
-    vote = bench.acquire(marker="done:7")
-    assert (vote.kind, vote.value) == (VoteKind.MARKED, b"done")
-    assert bench.everything() == before
+    with bench.unchanged():
+        vote = bench.acquire(marker="done:7")
+        assert (vote.kind, vote.value) == (VoteKind.MARKED, b"done")
     assert bench.acquire(marker="done:8").kind is VoteKind.GRANTED
 
 
@@ -282,11 +264,10 @@ def test_a_quarantine_ends_by_itself_and_is_not_prolonged_by_asking(fresh):
 
 
 def test_a_node_of_other_clients_does_not_vote(bench):
-    before = bench.everything()
-    foreign = boot_marker(bench.run_id, "e" * 16)
-    vote = bench.acquire(boot=foreign)
-    assert (vote.kind, vote.reason) == (VoteKind.UNREACHABLE, NO_VOTE[-6])
-    assert bench.everything() == before
+    with bench.unchanged():
+        foreign = boot_marker(bench.run_id, "e" * 16)
+        vote = bench.acquire(boot=foreign)
+        assert (vote.kind, vote.reason) == (VoteKind.UNREACHABLE, NO_VOTE[-6])
     assert bench.get("boot") == bench.boot
     assert bench.acquire().kind is VoteKind.GRANTED
 
@@ -297,7 +278,7 @@ def test_without_the_guard_nothing_is_enrolled(contract_node):
     assert bench.acquire(fence=1).kind is VoteKind.GRANTED
     assert bench.renew().kind is VoteKind.GRANTED
     keys = Keys.of(rules.prefix, NAME)
-    assert bench.everything() == {keys.lock, keys.fence}
+    assert set(bench.everything()) == {keys.lock, keys.fence}
     bench.client.close()
 
 
@@ -372,7 +353,7 @@ def test_a_replica_that_copies_from_a_node_is_no_reason_for_quarantine(redis_nod
 
 def test_looking_at_an_unknown_node_changes_nothing(fresh):
     assert fresh.enrol("look") == ("unmarked", 0, b"")
-    assert fresh.everything() == set()
+    assert fresh.everything() == {}
 
 
 def test_a_node_can_be_trusted_only_while_it_is_unknown(fresh):
@@ -502,11 +483,10 @@ def test_inspecting_tells_and_changes_nothing(bench):
     vote = bench.inspect()
     assert (vote.value, vote.ttl, vote.fence) == (b"", 0.0, 0)
     bench.acquire(A, fence=10)
-    before = {key: bench.client.get(key) for key in bench.everything()}
-    vote = bench.inspect()
-    assert (vote.value[:40], vote.fence) == (A.encode(), 10)
-    assert bench.near(vote.ttl * 1000, 200)
-    assert {key: bench.client.get(key) for key in bench.everything()} == before
+    with bench.unchanged():
+        vote = bench.inspect()
+        assert (vote.value[:40], vote.fence) == (A.encode(), 10)
+        assert bench.near(vote.ttl * 1000, 200)
     bench.release(A)
     assert bench.inspect().fence == 10
 

@@ -77,19 +77,6 @@ class Bench(ScriptBench):
         return self.now_ms() / 1000
 
 
-@pytest.fixture
-def fresh(contract_node):
-    bench = Bench(contract_node)
-    yield bench
-    bench.client.close()
-
-
-@pytest.fixture
-def bench(fresh):
-    fresh.enrol()
-    return fresh
-
-
 def stamped(due=DUE):
     return f"{round(due * 1000)}"
 
@@ -235,10 +222,9 @@ def test_a_slot_keeps_all_its_digits(bench, due):
 @pytest.mark.parametrize("token", [A, B])
 def test_a_slot_too_far_ahead_is_not_claimed(bench, token):
     bench.claim(A, due=DUE)
-    before = bench.everything()
-    vote = bench.claim(token, FENCE + 1, bench.now() + RULES.longest_skew + 600)
-    assert (vote.kind, vote.reason) == (VoteKind.UNREACHABLE, NO_VOTE[-5])
-    assert bench.everything() == before
+    with bench.unchanged():
+        vote = bench.claim(token, FENCE + 1, bench.now() + RULES.longest_skew + 600)
+        assert (vote.kind, vote.reason) == (VoteKind.UNREACHABLE, NO_VOTE[-5])
 
 
 def test_a_slot_a_little_ahead_is_claimed(bench):
@@ -358,9 +344,8 @@ def test_settling_an_older_slot_changes_nothing(bench, newer, is_settled):
     bench.claim(keep=3600.0)
     if is_settled:
         bench.settle(keep=3600.0)
-    before = bench.everything()
-    bench.settle(B, FENCE + newer, DUE - 60)
-    assert bench.everything() == before
+    with bench.unchanged():
+        bench.settle(B, FENCE + newer, DUE - 60)
     assert bench.near(bench.pttl(), 3600)
 
 
@@ -393,9 +378,8 @@ def test_settling_begins_a_record(bench):
 def test_settling_twice_is_settling_once(bench):
     bench.claim()
     bench.settle()
-    before = bench.everything()
-    bench.settle()
-    assert bench.everything() == before
+    with bench.unchanged():
+        bench.settle()
 
 
 # -- withdraw --------------------------------------------------------------------------
@@ -424,17 +408,15 @@ def test_a_withdrawn_claim_leaves_the_slot_before_it(bench):
 @pytest.mark.parametrize(("token", "later"), [(B, 0), (A, 60), (A, -60), (A, 0.001)])
 def test_only_the_own_claim_is_withdrawn(bench, token, later):
     bench.claim()
-    before = bench.everything()
-    assert bench.withdraw(token, due=DUE + later).kind is VoteKind.REFUSED
-    assert bench.everything() == before
+    with bench.unchanged():
+        assert bench.withdraw(token, due=DUE + later).kind is VoteKind.REFUSED
 
 
 def test_what_is_settled_is_not_withdrawn(bench):
     bench.claim()
     bench.settle()
-    before = bench.everything()
-    assert bench.withdraw().kind is VoteKind.REFUSED
-    assert bench.everything() == before
+    with bench.unchanged():
+        assert bench.withdraw().kind is VoteKind.REFUSED
 
 
 def test_what_an_earlier_term_may_have_published_is_not_withdrawn(bench):
@@ -448,27 +430,24 @@ def test_what_an_earlier_term_may_have_published_is_not_withdrawn(bench):
 
 
 def test_withdrawing_from_an_empty_record_makes_none(bench):
-    before = bench.everything()
-    assert bench.withdraw().kind is VoteKind.REFUSED
-    assert bench.everything() == before
+    with bench.unchanged():
+        assert bench.withdraw().kind is VoteKind.REFUSED
 
 
 # -- look ------------------------------------------------------------------------------
 
 
 def test_an_empty_record_knows_no_slot(bench):
-    before = bench.everything()
-    vote = bench.ask(look_request(RULES, ENTRY))
-    assert (vote.kind, vote.fence, vote.value) == (VoteKind.GRANTED, 0, b"")
-    assert bench.is_of_now(vote.node_now)
-    assert bench.everything() == before
+    with bench.unchanged():
+        vote = bench.ask(look_request(RULES, ENTRY))
+        assert (vote.kind, vote.fence, vote.value) == (VoteKind.GRANTED, 0, b"")
+        assert bench.is_of_now(vote.node_now)
 
 
 def test_a_look_changes_nothing(bench):
     bench.claim(keep=3600.0)
-    before = bench.everything()
-    assert bench.look() == (int(stamped()), "claimed")
-    assert bench.everything() == before
+    with bench.unchanged():
+        assert bench.look() == (int(stamped()), "claimed")
     assert bench.near(bench.pttl(), 3600)
 
 

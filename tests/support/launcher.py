@@ -38,7 +38,7 @@ MODULES = (
     "celery.apps.beat", "celery.apps.worker", "celery.backends.redis",
     "celery.bin.celery", "celery.concurrency.prefork", "celery.worker.worker",
     "celery.worker.consumer", "kombu.transport.redis", "kombu.transport.memory",
-    "celery_redlock.beat", "celery_redlock.ops.cli", "celery_redlock.task.request",
+    "celery_redlock.beat", "celery_redlock.ops.cli", "celery_redlock.task.worker.forced_ends",
     "celery_redlock.testing",
 )  # fmt: skip
 #: Programs that a fork can be; ``-c`` is one, too.

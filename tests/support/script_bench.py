@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import redis
@@ -66,3 +68,9 @@ class ScriptBench:
     def everything(self) -> dict[bytes, Any]:
         read = {b"hash": self.client.hgetall, b"string": self.client.get}
         return {key: read[self.client.type(key)](key) for key in self.client.scan_iter(count=1000)}
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        before = self.everything()
+        yield
+        assert self.everything() == before
