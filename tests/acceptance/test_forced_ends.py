@@ -18,6 +18,7 @@ from celery.exceptions import TaskRevokedError
 
 from celery_redlock import RedlockTask
 from support.events import body, overlaps, read, record
+from support.redelivery import redelivered_after
 from support.stage import stage
 from support.versions import CELERY, since
 from support.waiting import eventually
@@ -260,11 +261,9 @@ def test_a_task_whose_child_was_killed_comes_again_if_celery_says_so(it, task):
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory):
-    options = {"visibility_timeout": 2, "unacked_restore_interval": 1}
-    options["unacked_restore_throttle"] = 1
     folder = tmp_path_factory.mktemp("impatient")
-    conf = {"redlock_ttl": TTL, "redlock_max_ttl": TTL}
-    with stage(__file__, folder, broker_transport_options=options, **conf) as it:
+    conf = {"redlock_ttl": TTL, "redlock_max_ttl": TTL, **redelivered_after(2)}
+    with stage(__file__, folder, **conf) as it:
         start_all(it, [("many", 4, None), ("one", 2, None)])
         yield it
 
@@ -293,9 +292,7 @@ def test_a_copy_does_not_revive_what_celery_has_given_up(impatient, task):
 
 @pytest.fixture
 def leaving(tmp_path):
-    options = {"visibility_timeout": 3, "unacked_restore_interval": 1}
-    options["unacked_restore_throttle"] = 1
-    conf = {"redlock_ttl": TTL, "redlock_max_ttl": TTL, "broker_transport_options": options}
+    conf = {"redlock_ttl": TTL, "redlock_max_ttl": TTL, **redelivered_after(3)}
     with stage(__file__, tmp_path, worker_soft_shutdown_timeout=1.5, **conf) as it:
         start_all(it, [("leaving", 2, None)])
         yield it

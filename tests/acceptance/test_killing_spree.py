@@ -38,6 +38,7 @@ from celery_redlock import RedlockTask, Reschedule, current_lock
 from celery_redlock.lock.waiting.waiting import HEARD_FOR
 from support.broker_record import BrokerRecord
 from support.events import bodies, body, overlaps, read, record
+from support.redelivery import redelivered_after
 from support.stage import stage
 from support.stored import clients_of
 from support.waiting import eventually
@@ -124,17 +125,12 @@ def children_of(pid):
 
 @pytest.fixture
 def spree(request, tmp_path):
-    transport = {
-        "visibility_timeout": 3,
-        "unacked_restore_interval": 1,
-        "unacked_mutex_expire": 2,
-    }
     conf = {
         "redlock_ttl": TTL,
         "redlock_max_ttl": TTL,
         "redlock_dedup_ttl": DEDUP_TTL,
         "redlock_node_timeout": 1.0,
-        "broker_transport_options": {**transport, "unacked_restore_throttle": 1},
+        **redelivered_after(3),
         "task_track_started": False,
     }
     if getattr(request, "param", "redis") == "rabbitmq":

@@ -21,6 +21,7 @@ from celery_redlock.lock.lease import quorum
 from celery_redlock.plugin import plugin_for
 from support.broker_record import BrokerRecord
 from support.events import body, now, read
+from support.redelivery import redelivered_after
 from support.stage import stage
 from support.waiting import eventually
 
@@ -75,15 +76,8 @@ def declare(app):
 
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
-    transport = {
-        "visibility_timeout": 5,
-        "unacked_restore_interval": 1,
-        "unacked_restore_throttle": 1,
-        "unacked_mutex_expire": 2,  # see test_killing_spree
-    }
     conf = {"redlock_max_ttl": TTL, "redlock_ttl": TTL, "worker_prefetch_multiplier": 4}
-    conf |= {"broker_transport_options": transport, "task_track_started": False}
-    conf |= {"redlock_node_timeout": 1.0}
+    conf |= {"redlock_node_timeout": 1.0, "task_track_started": False, **redelivered_after(5)}
     folder = tmp_path_factory.mktemp("limit")
     with stage(__file__, folder, **conf) as it:
         it.start_workers([{"concurrency": 8}] * 2)

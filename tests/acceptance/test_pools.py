@@ -13,6 +13,7 @@ from celery.exceptions import Ignore, Reject, TaskRevokedError
 
 from celery_redlock import LockTaken, RedlockTask, Reschedule, Retry, current_lock
 from support.events import body, overlaps, read
+from support.redelivery import redelivered_after
 from support.stage import LASTING, stage
 from support.waiting import eventually
 
@@ -208,8 +209,7 @@ def test_a_task_that_was_put_off_can_be_called_off(it, policy, end):
 
 def test_a_message_delivered_again_does_not_run_again(it):
     # Workers of its own, or what waits for a slow one would be delivered again in all other tests.
-    transport = {"visibility_timeout": VISIBILITY, "unacked_restore_interval": 1}
-    conf = {"broker_transport_options": {**transport, "unacked_restore_throttle": 1}}
+    conf = redelivered_after(VISIBILITY)
     own = {"pool": it.pool, "concurrency": POOLS[it.pool], "args": ["-Q", "impatient"]}
     workers = [it.worker(conf, name=f"impatient{n}", **own) for n in range(2)]
     if it.pool in GREEN:  # there kombu never looks for what was not acknowledged

@@ -18,6 +18,7 @@ from celery import shared_task
 from celery_redlock.task.base import takes_lock
 from support.beats import stage_beat
 from support.events import body, overlaps, read
+from support.redelivery import redelivered_after
 from support.stage import stage
 from support.waiting import eventually
 
@@ -81,8 +82,6 @@ class Scene:
 
 
 def set_up(folder, setting):
-    transport = {"visibility_timeout": VISIBILITY, "unacked_restore_interval": 1}
-    transport["unacked_mutex_expire"] = 2  # see test_killing_spree
     return stage(
         __file__,
         folder,
@@ -91,7 +90,7 @@ def set_up(folder, setting):
         redlock_max_ttl=TTL,
         redlock_node_timeout=1.0,
         redlock_protect=setting,
-        broker_transport_options={**transport, "unacked_restore_throttle": 1},
+        **redelivered_after(VISIBILITY),
         beat_schedule={
             "nap": {"task": "vendor.nap", "schedule": 1.0, "args": ["nap", NAP]},
         },

@@ -15,6 +15,7 @@ import pytest
 
 from celery_redlock import RedlockTask
 from support.events import body, overlaps, read
+from support.redelivery import redelivered_after
 from support.stage import LASTING, stage
 
 pytestmark = pytest.mark.in_order  # the last scene replaces the worker
@@ -39,12 +40,11 @@ def declare(app):
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
     """A worker that takes as little as it can."""
-    transport = {"visibility_timeout": VISIBILITY, "unacked_restore_interval": 1}
     conf = {
         "worker_eta_task_limit": LATER,
         "worker_disable_prefetch": True,
         "worker_deduplicate_successful_tasks": True,
-        "broker_transport_options": {**transport, "unacked_restore_throttle": 1},
+        **redelivered_after(VISIBILITY),
         **LASTING,
     }
     with stage(__file__, tmp_path_factory.mktemp("settings"), **conf) as it:

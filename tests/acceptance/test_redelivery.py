@@ -22,6 +22,7 @@ from celery import Task
 
 from celery_redlock import RedlockTask, Reschedule, Retry
 from support.events import body, now, overlaps, read
+from support.redelivery import redelivered_after
 from support.stage import stage
 from support.waiting import eventually
 
@@ -164,13 +165,11 @@ def live_copies(client, task_id):
 
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
-    transport = {"visibility_timeout": VISIBILITY, "unacked_restore_interval": 1}
-    transport["unacked_mutex_expire"] = 2  # see test_killing_spree
     conf = {
         "redlock_ttl": TTL,
         "redlock_max_ttl": TTL,
         "redlock_node_timeout": 1.0,
-        "broker_transport_options": {**transport, "unacked_restore_throttle": 1},
+        **redelivered_after(VISIBILITY),
     }
     folder = tmp_path_factory.mktemp("redelivered")
     with stage(__file__, folder, **conf) as it:

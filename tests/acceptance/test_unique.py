@@ -28,6 +28,7 @@ from celery_redlock import (
 )
 from celery_redlock.plugin import plugin_for
 from support.events import body, read
+from support.redelivery import redelivered_after
 from support.stage import LASTING, stage
 from support.stored import clients_of
 from support.versions import since
@@ -489,11 +490,7 @@ def test_a_worker_that_is_killed_leaves_the_name_free_with_its_lease(it):
 
 
 def test_a_message_that_is_delivered_again_keeps_its_marker(tmp_path):
-    transport = {"visibility_timeout": 4, "unacked_restore_interval": 1}
-    transport["unacked_mutex_expire"] = 2  # see test_killing_spree
-    transport["unacked_restore_throttle"] = 1
-    conf = {**LASTING, "broker_transport_options": transport}
-    with stage(__file__, tmp_path, **conf) as it:
+    with stage(__file__, tmp_path, **LASTING, **redelivered_after(4)) as it:
         worker = it.worker()
         first = it.task("doomed late").delay("again", "gate")
         it.started("again")
