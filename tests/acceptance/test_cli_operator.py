@@ -21,7 +21,7 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.cli.ls import SORTED
 from celery_redlock.reading.nodes import bootstrap, node_statuses
 from support.command_line import on_all, stopped, urls
-from support.stored import clients_of
+from support.stored import clients_of, do, label
 from support.waiting import eventually
 
 RULES = Rules(ttl=60, max_ttl=60)
@@ -66,15 +66,6 @@ def nodes(redis_nodes):
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
     return nodes
-
-
-def label(node):
-    return f"127.0.0.1:{node.port}/0"
-
-
-def do(node, *command):
-    with redis.Redis.from_url(node.url) as client:
-        return client.execute_command(*command)
 
 
 def hold(line, nodes, call="nap.apply(task_id='task-1')", on=None, name="nightly"):

@@ -20,7 +20,7 @@ from celery_redlock.task.worker import node_watch
 from support.events import body
 from support.metrics import free_port, scrape, serve_as_shown
 from support.stage import LASTING, stage
-from support.stored import clients_of
+from support.stored import clients_of, label
 from support.waiting import eventually
 from support.worker import CeleryProcess
 
@@ -106,10 +106,6 @@ def seen(address, condition, what, timeout=100):
         return told if condition(told) else None
 
     return eventually(look, what, timeout=timeout, every=0.1)
-
-
-def label(node):
-    return f"127.0.0.1:{node.port}/0"
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])

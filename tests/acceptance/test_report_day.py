@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import time
-import uuid
 from pathlib import Path
 
 import pytest
@@ -20,9 +19,8 @@ from click.testing import CliRunner
 from celery_redlock import RedlockTask
 from celery_redlock.ops.cli import redlock
 from celery_redlock.plugin import plugin_for
-from celery_redlock.task.messages.envelope import Envelope, fresh_publish_id
 from support.events import body, overlaps, read
-from support.stage import LASTING, stage
+from support.stage import LASTING, copied_message, stage
 from support.waiting import eventually
 
 MODES = ["report", "enforce"]
@@ -54,12 +52,6 @@ def it(tmp_path_factory):
         yield it
 
 
-def message():
-    """Return options of a message that can be published again, as if the broker had two of it."""
-    task_id = str(uuid.uuid4())
-    return {"task_id": task_id, "headers": Envelope(fresh_publish_id()).header(task_id)}
-
-
 def overlap_and_deliver_again(it, mode):
     task = it.task(f"day {mode}")
     task.delay("overlap", is_gated=True)
@@ -67,7 +59,7 @@ def overlap_and_deliver_again(it, mode):
     others = [task.delay("overlap") for _ in range(KNOWN["conflict"])]
     for other in others:
         other.get(timeout=100)
-    copy = message()
+    copy = copied_message()
     again = task.apply_async(("again",), {"is_gated": True}, **copy)
     it.started(f"day {mode} again")
     for _ in range(KNOWN["redelivered"]):
@@ -89,7 +81,7 @@ def run_a_day(it):
     for mode in MODES:
         overlap_and_deliver_again(it, mode)
     for mode in MODES:
-        task, copy = it.task(f"day {mode}"), message()
+        task, copy = it.task(f"day {mode}"), copied_message()
         for number in range(1 + KNOWN["finished"]):
             result = task.apply_async(("late",), **copy)
             if mode == "report":  # each runs; an enforced one ends without a word

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
 from collections import Counter
 from pathlib import Path
 
@@ -17,9 +16,8 @@ import pytest
 
 from celery_redlock import RedlockTask, current_lock
 from celery_redlock.lock.held import NotLocked
-from celery_redlock.task.messages.envelope import Envelope, fresh_publish_id
 from support.events import body, overlaps, read, record
-from support.stage import LASTING, stage
+from support.stage import LASTING, copied_message, stage
 from support.waiting import eventually
 
 POOLS = ["prefork", "threads", "gevent"]
@@ -93,7 +91,7 @@ def ran(it):
             it.started(lock)
             publish(kind, lock, pool).get(timeout=100)
             it.open(lock)
-            lock, copy = f"{kind} redelivered {pool}", message()
+            lock, copy = f"{kind} redelivered {pool}", copied_message()
             again = publish(kind, lock, pool, is_gated=True, **copy)
             it.started(lock)
             publish(kind, lock, pool, is_gated=True, **copy)
@@ -106,19 +104,13 @@ def ran(it):
             for _ in range(2):
                 publish(kind, f"{kind} {pool}", pool, is_gated=True)
             it.open(f"{kind} {pool}")
-        copy = message()
+        copy = copied_message()
         publish("late", f"late copy {pool}", pool, **copy).get(timeout=100)
         eventually(lambda: not it.keys("redlock:report:lock:late copy*"), "its end")
         publish("late", f"late copy {pool}", pool, **copy)
     assert all(result.get(timeout=100) for result in results)
     it.wait_until_quiet()
     return it
-
-
-def message():
-    """Return options of a message that can be published again, as if the broker had two of it."""
-    task_id = str(uuid.uuid4())
-    return {"task_id": task_id, "headers": Envelope(fresh_publish_id()).header(task_id)}
 
 
 def reports(it, name):

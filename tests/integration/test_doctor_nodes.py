@@ -13,7 +13,7 @@ from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.settings import Settings
 from support.clients import let_go
-from support.stored import ROOMY
+from support.stored import ROOMY, do, label
 from support.waiting import eventually
 
 RULES = Rules(**ROOMY)
@@ -41,15 +41,6 @@ def found(app, nodes, rules=RULES):
     plugin_for(app)._settings = settings
     facts = gather(app, settings, lambda _: None)
     return {finding.code: finding.where for finding in findings(facts)}
-
-
-def do(node, *command):
-    with redis.Redis.from_url(node.url) as client:
-        return client.execute_command(*command)
-
-
-def label(node):
-    return f"127.0.0.1:{node.port}/0"
 
 
 def test_healthy_nodes_have_no_findings(app, redis_nodes):

@@ -18,6 +18,7 @@ import importlib.util
 import json
 import os
 import re
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -31,6 +32,7 @@ from celery_redlock import Redlock
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.health import check
 from celery_redlock.reading.nodes import bootstrap
+from celery_redlock.task.messages.envelope import Envelope, fresh_publish_id
 from celery_redlock.testing.servers import Server, servers
 from support.clients import let_go
 from support.events import Body, bodies, read
@@ -39,7 +41,7 @@ from support.stored import clients_of
 from support.waiting import eventually
 from support.worker import Worker
 
-__all__ = ["LASTING", "Stage", "stage"]
+__all__ = ["LASTING", "Stage", "copied_message", "stage"]
 
 DEFAULTS = {
     "broker_connection_retry_on_startup": True,
@@ -54,6 +56,12 @@ DEFAULTS = {
 #: For a stage whose tests are to keep their locks, and to reach their nodes, however slow the
 #: machine is: nobody's stall is as long as that. Those of expiry have shorter leases of their own.
 LASTING = {"redlock_ttl": 120.0, "redlock_max_ttl": 120.0, "redlock_node_timeout": 1.0}
+
+
+def copied_message() -> dict[str, Any]:
+    """Return options of a message that can be published again, as if the broker had two of it."""
+    task_id = str(uuid.uuid4())
+    return {"task_id": task_id, "headers": Envelope(fresh_publish_id()).header(task_id)}
 
 
 def make_app(file: str, conf: dict[str, Any], *, is_worker: bool) -> Celery:

@@ -19,7 +19,9 @@ __all__ = [
     "RENEWED",
     "ROOMY",
     "clients_of",
+    "do",
     "holders",
+    "label",
     "urls_of",
     "value_of",
     "wait_until_free",
@@ -36,6 +38,19 @@ RENEWED = 6.0
 class Reachable(Protocol):
     @property
     def url(self) -> str: ...
+
+    @property
+    def port(self) -> int: ...
+
+
+def label(server: Reachable) -> str:
+    """Return how a server is called in words."""
+    return f"127.0.0.1:{server.port}/0"
+
+
+def do(server: Reachable, *command: Any) -> Any:
+    with redis.Redis.from_url(server.url) as client:
+        return client.execute_command(*command)
 
 
 def urls_of(servers: Iterable[Reachable]) -> list[str]:
