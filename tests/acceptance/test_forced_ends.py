@@ -18,6 +18,7 @@ from celery.exceptions import TaskRevokedError
 
 from celery_redlock import RedlockTask
 from support.events import body, overlaps, read, record
+from support.process import is_gone
 from support.redelivery import redelivered_after
 from support.stage import stage
 from support.versions import CELERY, since
@@ -178,7 +179,7 @@ def test_a_parent_that_does_not_release_leaves_the_lock_behind(it):
     for lock, end in locks.items():
         end_by_force(it, lock, end, queue="leaky")
         (first,) = it.started(lock)
-        eventually(lambda pid=first.pid: dead(pid), f"death by {end}", timeout=100)
+        eventually(lambda pid=first.pid: is_gone(pid), f"death by {end}", timeout=100)
     time.sleep(NOTED)  # in which nothing is to happen
     assert all(it.keys(f"redlock:lock:{lock}") for lock in locks)
 
@@ -192,14 +193,6 @@ def test_a_parent_that_does_not_wait_for_the_death_lets_bodies_meet(it):
     open_gate(it, lock)
     eventually(lambda: it.bodies(lock)[0].finished, "end of the first body", timeout=100)
     assert overlaps(e for e in read(it.events) if e.get("name") == lock)
-
-
-def dead(pid):
-    """Return whether there is no process *pid*, or only what is left of one."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
 
 
 # -- before the body ------------------------------------------------------------------
@@ -332,7 +325,7 @@ def test_what_a_shutdown_cuts_off_is_done_by_another_worker(leaving, signals):
         worker.signal(signal.Signals[name])
         worker.wait_for_log(r"(?i)worker: \S+ shutdown", timeout=60)
     worker.wait()
-    eventually(lambda: dead(running.pid), "death of its child")
+    eventually(lambda: is_gone(running.pid), "death of its child")
     leaving.worker(name="staying", args=["-Q", "leaving"])
     assert result.get(timeout=100) == "worked on cut off"
     assert overlaps(read(leaving.events)) == []

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import textwrap
-from pathlib import Path
 
 import pytest
 
 from support import events as recording
 from support.clients import let_go
+from support.process import is_gone
 from support.waiting import eventually
 
 pytestmark = pytest.mark.long
@@ -41,13 +41,6 @@ def shop(tmp_path, broker, monkeypatch):
     let_go(harness_shop.app)
 
 
-def _there(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
 def test_a_worker_of_every_pool_runs_tasks(shop, start_worker, events, pool):
     worker = start_worker("harness_shop", pool=pool, concurrency=1)
@@ -66,7 +59,7 @@ def test_a_killed_worker_takes_its_children_along(shop, start_worker, events):
     assert start["pid"] != worker.pid
     worker.kill()
     assert not worker.alive
-    eventually(lambda: not _there(start["pid"]), "end of the child")
+    eventually(lambda: is_gone(start["pid"]), "end of the child")
 
 
 def test_a_worker_whose_app_is_broken_shows_its_log(start_worker):

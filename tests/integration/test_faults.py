@@ -35,7 +35,6 @@ from celery_redlock.lock.nodes.fanout import Fanout
 from celery_redlock.lock.nodes.round import Round
 from celery_redlock.lock.nodes.steps import NodeClock
 from celery_redlock.lock.records import Keys, marker_key
-from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import requests, votes
 from celery_redlock.lock.scripts.scripting import CONSTANTS, Script, read_release
@@ -50,23 +49,6 @@ from support.waiting import eventually
 BRIEF = {**ROOMY, "ttl": 3.0, "node_timeout": 1.0}
 
 protection = pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
-
-
-@pytest.fixture
-def locks():
-    with contextlib.ExitStack() as stack:
-
-        def make(servers, *, bootstrap=True, observers=(), **settings):
-            urls = [server.url for server in servers]
-            rules = Rules(**{**ROOMY, **settings})
-            if bootstrap:
-                told = reading.bootstrap(urls, rules)
-                assert set(told.values()) == {"enrolled"}, told
-            made = Redlock(urls, rules, observers)
-            stack.callback(made.close)
-            return made
-
-        yield make
 
 
 @pytest.fixture

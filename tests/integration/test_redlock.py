@@ -57,22 +57,6 @@ from support.waiting import eventually
 BRIEF = {"ttl": 3.0, "max_ttl": 3.0, "node_timeout": 1.0}
 
 
-@pytest.fixture
-def locks():
-    with contextlib.ExitStack() as stack:
-
-        def make(servers, *, bootstrap=True, observers=(), **settings):
-            rules = Rules(**{**ROOMY, **settings})
-            if bootstrap:
-                told = reading.bootstrap(urls_of(servers), rules)
-                assert set(told.values()) == {"enrolled"}, told
-            made = Redlock(urls_of(servers), rules, observers)
-            stack.callback(made.close)
-            return made
-
-        yield make
-
-
 each_size = pytest.mark.parametrize("size", [1, 3, 5])
 
 

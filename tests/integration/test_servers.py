@@ -20,20 +20,12 @@ from celery_redlock.testing import servers as module
 from celery_redlock.testing.ports import PortTaken
 from celery_redlock.testing.reaper import Reaper, reaper
 from celery_redlock.testing.servers import Server, find_binary, servers
+from support.process import is_gone
 from support.waiting import eventually
 
 
 def _client(server, **options):
     return redis.Redis.from_url(server.url, **options)
-
-
-def _gone(pid):
-    """Whether there is no such process, or only its zombie."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return True
-    return state in "ZX"
 
 
 def test_servers_answer_at_once_and_are_empty(redis_nodes):
@@ -115,7 +107,7 @@ def test_nothing_is_left_after_stop(some_binary, state):
     assert not server.alive
     assert server.folder is None
     if state != "never started":
-        assert _gone(pid)
+        assert is_gone(pid)
         assert not folder.exists()
 
 
@@ -123,8 +115,8 @@ def test_the_reaper_leaves_with_the_last_server(some_binary, monkeypatch):
     monkeypatch.setattr(module, "reaper", Reaper())
     with servers(2, binary=some_binary):
         helper = module.reaper._process.pid
-        assert not _gone(helper)
-    assert _gone(helper)
+        assert not is_gone(helper)
+    assert is_gone(helper)
 
 
 def test_servers_end_when_the_block_is_left_by_an_error(some_binary):
@@ -138,7 +130,7 @@ def test_servers_end_when_the_block_is_left_by_an_error(some_binary):
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert len(pids) == 2
-    assert all(_gone(pid) for pid in pids)
+    assert all(is_gone(pid) for pid in pids)
 
 
 def test_a_server_outlives_the_thread_that_started_it(some_binary):
@@ -257,10 +249,10 @@ def _parent(*words):
 def test_a_killed_parent_takes_its_servers_along(how):
     parent, children = _parent()
     with parent:
-        assert not any(_gone(pid) for pid, _ in children)
+        assert not any(is_gone(pid) for pid, _ in children)
         parent.send_signal(how)
         parent.wait(60)
-    eventually(lambda: all(_gone(pid) for pid, _ in children), "end of the servers")
+    eventually(lambda: all(is_gone(pid) for pid, _ in children), "end of the servers")
     eventually(lambda: not any(folder.exists() for _, folder in children), "removed folders")
 
 
@@ -270,7 +262,7 @@ def test_a_killed_parent_takes_a_paused_server_along():
     with parent:
         assert parent.stdout.readline() == "paused\n"
         parent.kill()
-    eventually(lambda: all(_gone(pid) for pid, _ in children), "end of the servers")
+    eventually(lambda: all(is_gone(pid) for pid, _ in children), "end of the servers")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

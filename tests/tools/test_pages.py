@@ -33,6 +33,7 @@ from support import report_page
 from support.page_names import names_for
 from support.page_run import PageRun, run_page
 from support.pages import LANGUAGES, blocks_of, commands_of, outcome_of
+from support.process import is_gone
 from support.shown_errors import SHOWN
 from support.tls import tls_binary
 from support.waiting import eventually
@@ -424,16 +425,7 @@ def test_a_command_in_the_background_is_waited_for_and_ended(run, tmp_path):
     wait = "$ (sleep 600 & echo $! > child; echo ready; wait) & wait"
     it = run(console(wait, "ready", note="background: ^ready$"))
     child = int((it.folder / "child").read_text())
-    eventually(lambda: has_ended(child), "end of the child")  # killed is not yet gone
-
-
-def has_ended(pid):
-    """Return whether a process is gone, or is only yet to be waited for."""
-    stat = Path(f"/proc/{pid}/stat")
-    try:
-        return stat.read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+    eventually(lambda: is_gone(child), "end of the child")  # killed is not yet gone
 
 
 def test_a_command_in_the_background_that_never_gets_ready_fails(run, monkeypatch):
