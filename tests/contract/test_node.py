@@ -39,6 +39,7 @@ from celery_redlock.lock.waiting.waiting import InLine, leave_request, wait_requ
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.health import check
+from support.fake_server import FakeServer
 from support.fakes import FakeClock
 from support.waiting import eventually
 
@@ -150,58 +151,12 @@ def locks():
         yield make
 
 
-class Fake:
-    """
-    A server that answers what a test wants: ``answer(command, wire) -> bytes or None``.
-
-    The commands that redis-py sends by itself when it connects are answered with OK.
-    """
-
-    def __init__(self, answer):
-        self.answer = answer
-        self.commands = []
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"redis://127.0.0.1:{self.listener.getsockname()[1]}/0"
-        self.wires = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                wire, _ = self.listener.accept()
-                wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self.wires.append(wire)
-                threading.Thread(target=self._serve, args=(wire,), daemon=True).start()
-
-    def _serve(self, wire):
-        with contextlib.suppress(OSError, ValueError), wire, wire.makefile("rb") as lines:
-            while head := lines.readline():
-                words = []
-                for _ in range(int(head[1:])):
-                    words.append(lines.read(int(lines.readline()[1:])))
-                    lines.read(2)
-                if words[0] in (b"CLIENT", b"SELECT"):
-                    wire.sendall(b"+OK\r\n")
-                    continue
-                self.commands.append(words)
-                told = self.answer(words, wire)
-                if told is not None:
-                    wire.sendall(told)
-
-    def close(self):
-        self.listener.close()
-        for wire in self.wires:
-            with contextlib.suppress(OSError):
-                wire.shutdown(socket.SHUT_RDWR)
-            wire.close()
-
-
 @pytest.fixture
 def fake():
     with contextlib.ExitStack() as stack:
 
         def start(answer):
-            made = Fake(answer)
+            made = FakeServer(answer)
             stack.callback(made.close)
             return made
 

@@ -358,7 +358,7 @@ def test_a_majority_of_bad_nodes_never_grants(five_nodes, what):
 @pytest.mark.parametrize("what", GARBAGE)
 def test_an_operator_is_told_of_a_node_that_makes_no_sense(five_nodes, what):
     with impostor(GARBAGE[what]) as fake:
-        fake._told = GARBAGE[what]
+        fake.greeting = GARBAGE[what]
         nodes = [five_nodes[0].url, five_nodes[1].url, fake.url]
         bootstrap(nodes[:1], RULES)
         statuses = in_time(lambda: node_statuses(nodes, RULES))

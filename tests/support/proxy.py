@@ -98,20 +98,28 @@ class _Channel:
 
 
 @contextlib.contextmanager
-def proxied(targets: Sequence[int], *, delay: float = 0.0) -> Iterator[list[Link]]:
+def proxied(
+    targets: Sequence[int],
+    *,
+    delay: float = 0.0,
+    kind: type[Link] | None = None,
+    program: Path = PROCESS,
+) -> Iterator[list[Any]]:
     """
     Put a proxy before each of the loopback ports *targets*.
 
     Args:
         targets: Ports of the servers behind.
         delay: One way [s, >= 0]; see :meth:`Link.delay`.
+        kind: Of the links, if they can more than `Link`.
+        program: What runs them.
 
     Yields:
         One link per target, in the order of *targets*.
     """
     # The process ends with its stdin, so it cannot outlive us.
     with subprocess.Popen(
-        [sys.executable, "-I", "-S", str(PROCESS)],
+        [sys.executable, "-I", "-S", str(program)],
         bufsize=0,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -121,7 +129,7 @@ def proxied(targets: Sequence[int], *, delay: float = 0.0) -> Iterator[list[Link
         try:
             ports = channel.ask({"targets": list(targets)})["ports"]
             links = [
-                Link(channel, number, port, target)
+                (kind or Link)(channel, number, port, target)
                 for number, (port, target) in enumerate(zip(ports, targets, strict=True))
             ]
             for link in links:
