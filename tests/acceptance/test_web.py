@@ -28,12 +28,12 @@ from celery_redlock.reading.nodes import node_statuses
 from celery_redlock.reading.search import SHOWN, Search
 from support.browser import browser, find_chromium
 from support.events import body, read
+from support.machine import found
 from support.stage import stage
 from support.stored import clients_of
 from support.waiting import eventually
 from support.worker import SUPPORT, CeleryProcess
 
-IN_CI = os.environ.get("CI") == "true"
 TOKEN = "correct horse battery"
 #: Longer than any test takes, so that what is planted stays.
 MAX_TTL = 900.0
@@ -98,12 +98,7 @@ def page(shop):
 
 @pytest.fixture(scope="module")
 def chromium():
-    try:
-        return find_chromium()
-    except RuntimeError as failure:
-        if IN_CI:
-            raise
-        pytest.skip(str(failure))
+    return found(find_chromium)
 
 
 @pytest.fixture(scope="module")

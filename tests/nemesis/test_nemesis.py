@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +15,9 @@ from nemesis.faults import FAULTS
 from nemesis.leftovers import Sampler
 from nemesis.report import table
 from nemesis.run import run
+from support.machine import IN_CI
 from support.waiting import eventually
 
-IN_CI = os.environ.get("CI") == "true"
 SECONDS = 8.0
 #: A contender that has to break and has not yet is given so long [s].
 LONGEST = 150.0
