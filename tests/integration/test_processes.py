@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import subprocess
 import sys
 import textwrap
 import threading
@@ -16,24 +14,16 @@ from pathlib import Path
 import pytest
 import redis
 
-import celery_redlock
 from celery_redlock.lock.algorithm.results import ReleaseOutcome
 from celery_redlock.lock.records import Keys
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.health import check
+from support.script import Script, enrol
 from support.stored import RENEWED, ROOMY, clients_of
 from support.waiting import eventually
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and signals")
-
-
-def enrol(servers, **settings):
-    urls = [server.url for server in servers]
-    told = reading.bootstrap(urls, Rules(**{**ROOMY, **settings}))
-    assert set(told.values()) == {"enrolled"}, told
-    return urls
 
 
 @pytest.fixture
@@ -43,59 +33,22 @@ def locks(five_nodes):
     made.close()
 
 
-#: What every script begins with: `lock` on the servers of its arguments, `tell` to the test.
-HEAD = """
-import contextlib, json, os, signal, sys, threading, time
-
-from celery_redlock.errors import LockLost, LockTaken, QuorumUnavailable, RedlockError
+#: A server that does not answer a script for a few seconds is slow, not down.
+PATIENT = """
 from celery_redlock.lock.nodes import address, fanout
-from celery_redlock.lock.algorithm.results import ReleaseOutcome
-from celery_redlock.lock.redlock import Redlock
-from celery_redlock.lock.algorithm.request import LockRequest
-from celery_redlock.reading.health import connect, probe
 
-def tell(**what):
-    os.write(1, json.dumps(what).encode() + b"\\n")
-
-# A server that does not answer for a few seconds is slow, not down.
 address.OPTIONS.update(socket_timeout=10.0, socket_connect_timeout=10.0)
 fanout.FIRST_CONNECT = 10.0
-
-def new():
-    return Redlock.from_urls(sys.argv[1:], **SETTINGS)
-
-lock = new()
 """
 
 
 def run(source, urls, *, before="", is_struck=False, **settings):
-    """
-    Run a script to its end in a process of its own.
-
-    Returns:
-        What it told, one dict per line.
-    """
-    settings = {**ROOMY, **settings}
-    whole = (
-        f"{before}\nSETTINGS, RENEWED = {settings!r}, {RENEWED}\n{HEAD}\n{textwrap.dedent(source)}"
-    )
-    path = [str(Path(celery_redlock.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    with subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", whole, *urls],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            out, err = process.communicate(timeout=200)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, 9)
-    assert process.returncode == 0, err
-    assert is_struck or "Traceback" not in err, err  # a finaliser can be struck, too
-    return [json.loads(line) for line in out.splitlines()]
+    """Run a script to its end in a process of its own, and return what it told."""
+    with Script(source, urls, before=f"{before}\n{PATIENT}", **settings) as script:
+        told = script.all_told()
+        # A finaliser can be struck, too.
+        assert is_struck or "Traceback" not in script.errors(), script.errors()
+        return told
 
 
 # -- a machine that stands still ----------------------------------------------------------------

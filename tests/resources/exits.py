@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from celery_redlock.testing.servers import Server, servers
-from resources.script import Script, enrol
 from support.proxy import Link, proxied
+from support.script import Script, enrol
 
 __all__ = ["FATES", "WAYS", "Exit", "measure_exits"]
 

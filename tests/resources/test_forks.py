@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resources.script import Script, enrol
+from support.script import Script, enrol
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 

@@ -35,13 +35,17 @@ from celery_redlock.errors import LockLost, LockTaken, QuorumUnavailable, Redloc
 from celery_redlock.lock.algorithm.results import ReleaseOutcome
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.algorithm.request import LockRequest
+from celery_redlock.reading.health import connect, probe
 
 RENEWED = {RENEWED}
 
 def tell(**what):
     os.write(1, json.dumps(what).encode() + b"\\n")
 
-lock = Redlock.from_urls(sys.argv[1:], **SETTINGS)
+def new():
+    return Redlock.from_urls(sys.argv[1:], **SETTINGS)
+
+lock = new()
 """
 
 
@@ -59,11 +63,15 @@ class Script:
     Args:
         source: Goes on where the head above ends.
         urls: Of the nodes.
+        before: Comes before the head.
         **settings: Rules that differ from `ROOMY`.
     """
 
-    def __init__(self, source: str, urls: Sequence[str], **settings: Any) -> None:
-        whole = f"SETTINGS = { ({**ROOMY, **settings})!r}\n{HEAD}\n{textwrap.dedent(source)}"
+    def __init__(
+        self, source: str, urls: Sequence[str], *, before: str = "", **settings: Any
+    ) -> None:
+        rules = {**ROOMY, **settings}
+        whole = f"{before}\nSETTINGS = {rules!r}\n{HEAD}\n{textwrap.dedent(source)}"
         path = [str(Path(celery_redlock.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed at the end of the process
         self.process = subprocess.Popen(
@@ -81,6 +89,13 @@ class Script:
         line = self.process.stdout.readline()
         assert line, f"it ended:\n{self.errors()}"
         return dict(json.loads(line))
+
+    def all_told(self) -> list[dict[str, Any]]:
+        """Return all that it tells until it ends, which it has to do well."""
+        assert self.process.stdout is not None
+        told = [json.loads(line) for line in self.process.stdout]
+        assert self.process.wait(200) == 0, self.errors()
+        return told
 
     def press(self) -> None:
         assert self.process.stdin is not None
