@@ -92,10 +92,9 @@ class Script:
 
     def all_told(self) -> list[dict[str, Any]]:
         """Return all that it tells until it ends, which it has to do well."""
-        assert self.process.stdout is not None
-        told = [json.loads(line) for line in self.process.stdout]
-        assert self.process.wait(200) == 0, self.errors()
-        return told
+        out, _ = self.process.communicate(timeout=200)
+        assert self.process.returncode == 0, self.errors()
+        return [json.loads(line) for line in out.splitlines()]
 
     def press(self) -> None:
         assert self.process.stdin is not None
