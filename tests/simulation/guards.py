@@ -215,7 +215,6 @@ def looks_old(greeting: Greeting, _nodes: int, rules: Any) -> bool:
 
 
 def no(*_: Any) -> bool:
-    """Return False."""
     return False
 
 
