@@ -4,7 +4,7 @@ Reads all prose of the repository, and says which words to replace.
 Two readers look at pages, docstrings, comments, alerts, the dashboard, and at what the package says
 when it runs: log lines, help, errors. One is proselint, for clichés, archaisms and needless words.
 The other is the glossary, by its own table of words that are not used. Code, and what runs wrote,
-is left out.
+is left out. What a merge has left between two sides is found first: it is no prose at all.
 
     PYTHONPATH=tests python -m support.prose
 """
@@ -30,6 +30,8 @@ NO_PROSE = re.compile(
     r"^ *```.*?^ *```$|<!-- \w+: \w+ -->\n.*?<!-- end -->|<!--.*?-->|`[^`\n]*`|\]\([^)\s]*\)",
     re.MULTILINE | re.DOTALL,
 )
+#: Where a merge begins or ends with what it could not decide.
+SIDE = re.compile(r"^(?:<{7}|>{7}) \S", re.MULTILINE)
 CODE = re.compile(r"``[^`]*``|`[^`]*`|^ +(?:>>> |\$ ).*$", re.MULTILINE)
 TAG = re.compile(r"<(style|script).*?</\1>|<[^>]*>|\{[{%#].*?[}%#]\}", re.DOTALL)
 
@@ -63,6 +65,8 @@ def main() -> int:
 
 
 def read(path: Path) -> Iterator[Finding]:
+    for match in SIDE.finditer(path.read_text()):
+        yield Finding(path, line_of(match.string, match.start()), "left by a merge: choose a side")
     prose = prose_of(path)
     for line, message in (*by_glossary(prose), *by_proselint(prose)):
         yield Finding(path, line, message)
