@@ -381,11 +381,12 @@ def test_settings_that_make_no_sense_are_a_clean_error(redlock, command):
 
 
 def test_without_nodes_the_fallback_is_said(redlock, broker):
-    """Where the broker stands in as the one node, the operator is told."""
+    """Where the broker is the one node, the operator is told, and hears of no setting."""
     code, out, err = redlock([], "status", env={"BROKER": broker.url})
     assert code == 1
     assert f"127.0.0.1:{broker.port}/0" in out
-    assert "redlock_nodes is not set" in err
+    assert f"the locks are on 127.0.0.1:{broker.port}/0" in err
+    assert "redlock_nodes" not in out + err
 
 
 def test_without_an_app_the_way_to_name_one_is_said(redlock):

@@ -13,6 +13,7 @@ import click
 from celery.bin.base import CeleryCommand
 
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock.nodes.address import addresses_of
 from celery_redlock.lock.records import is_text
 from celery_redlock.ops.loading import AppError
 from celery_redlock.plugin import plugin_for
@@ -139,9 +140,6 @@ def settings_of(app: Any) -> Settings:
     except Exception as error:  # of a configuration module of the app's
         raise AppError.of(error) from error
     if settings.is_fallback:
-        click.echo(
-            "Note: redlock_nodes is not set, so this is about the one Redis that the app has as "
-            "its result backend or broker.",
-            err=True,
-        )
+        (node,) = addresses_of(settings.nodes)
+        click.echo(f"Note: the locks are on {node.label}, the app's own Redis.", err=True)
     return settings
