@@ -206,6 +206,7 @@ def shop_api(lock_nodes, redis_nodes, tmp_path):
     written("fastapi", tmp_path, places)
     with imported(tmp_path, "shop", "api") as (shop, api):
         shop.app.conf.redlock_node_timeout = PATIENCE
+        shop.app.conf.redlock_nodes = [node.url for node in lock_nodes]  # may fail by themselves
         yield api, shop, broker
 
 
