@@ -13,7 +13,6 @@ import click
 from celery.bin.base import CeleryCommand
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.lock.nodes.address import addresses_of
 from celery_redlock.lock.records import is_text
 from celery_redlock.ops.loading import AppError
 from celery_redlock.plugin import plugin_for
@@ -131,7 +130,7 @@ def settings_at_hand() -> Settings:
 
 def settings_of(app: Any) -> Settings:
     try:
-        settings = plugin_for(app).settings
+        return plugin_for(app).settings
     except ConfigurationError as error:
         if app.main != "default":  # as of the app that Celery makes when -A is missing
             raise
@@ -139,7 +138,3 @@ def settings_of(app: Any) -> Settings:
         raise ConfigurationError(msg) from None
     except Exception as error:  # of a configuration module of the app's
         raise AppError.of(error) from error
-    if settings.is_fallback:
-        (node,) = addresses_of(settings.nodes)
-        click.echo(f"Note: the locks are on {node.label}, the app's own Redis.", err=True)
-    return settings
