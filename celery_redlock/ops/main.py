@@ -58,7 +58,7 @@ def demo(*, without_locks: bool) -> None:
     """
     Watch tasks run under a lock while the servers beneath them fail.
 
-    Starts five small lock servers, a message broker and a Celery worker on this machine, kills
+    Starts a message broker, a Celery worker and lock servers on this machine, kills
     them in mid-task and brings them back, and checks what the tasks really did. Takes under a
     minute, needs no network and no root, and leaves nothing behind.
 
