@@ -250,10 +250,6 @@ HELD = {
 
 #: Page -> reasons of its comments ``not run``; a page may have no other.
 NOT_RUN = {
-    "docs/compatibility.md": [
-        "needs root, and takes half an hour; tests/unit/test_next_debian.py holds the record",
-        "takes minutes; tests/unit/test_compatibility_page.py holds the record",
-    ],
     "docs/how-to/fastapi.md": ["needs uvicorn, and a port"],
     "docs/tutorial.md": ["needs the published package"],
 }

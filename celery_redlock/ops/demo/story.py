@@ -28,8 +28,8 @@ celery-redlock: Celery tasks that must not run twice
         ...
 
 The Redis that is the broker keeps the locks, too; later three servers do. All of it is on this
-machine, and is gone at the end. To be quick, a lock here lives {TTL:g} seconds unless it is renewed.
-The default is 30.
+machine, and is gone at the end. To be quick, a lock here lives {TTL:g} seconds unless it is
+renewed. The default is 30.
 """
 WITHOUT_LOCKS = """\
 This time WITHOUT locks, to see what they are for: a plain task, of which nothing holds that is
