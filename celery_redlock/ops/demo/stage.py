@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 import redis
@@ -96,7 +97,7 @@ class Stage:
         self._killed: dict[int, float] = {}
         self._worker: subprocess.Popen[bytes] | None = None
         self._workers = 0
-        self._scene = {
+        self._scene: dict[str, Any] = {
             "broker": broker.url,
             "nodes": None,  # the broker
             "record": str(self._record),
@@ -109,8 +110,8 @@ class Stage:
     def grow(self) -> None:
         """Have the lock servers keep the locks in place of the broker."""
         self.end_worker()
-        self._scene["nodes"] = [node.url for node in self.nodes]
-        bootstrap(self._scene["nodes"], self.rules)
+        urls = self._scene["nodes"] = [node.url for node in self.nodes]
+        bootstrap(urls, self.rules)
         self.start_worker()
 
     def order(self, invoices: Sequence[int], seconds: float) -> list[str]:
