@@ -1,11 +1,10 @@
 """
-Writes what proofs have recorded into three pages, between their markers.
+Writes what proofs have recorded into two pages, between their markers.
 
     python -m proof.report
 
-``docs/guarantees.md`` has one table of it all, ``docs/proofs.md`` and ``tables.md`` beside the
-records have every figure. All other text of these pages is written by hand, and has no measured
-figure. The same records give the same pages.
+``docs/guarantees.md`` has one table of it all, ``README.md`` here every figure. All other text of
+these pages is written by hand, and has no measured figure. The same records give the same pages.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from proof import RECORDED
 __all__ = ["KINDS", "PAGES", "main", "records", "rendered"]
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = (DOCS / "guarantees.md", DOCS / "proofs.md", RECORDED / "tables.md")
+PAGES = (DOCS / "guarantees.md", RECORDED.parent / "README.md")
 PLACE = re.compile(r"<!-- (\w+): (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 Recorded = Mapping[str, Any]
 

@@ -170,10 +170,11 @@ def test_the_alerts_that_pages_name_are_in_the_file():
 # -- keys -------------------------------------------------------------------------------------
 
 
-def test_a_release_that_holds_both_names_excludes_old_and_new(lock_nodes, broker, tmp_path):
+def test_a_release_that_holds_both_names_excludes_old_and_new(broker, tmp_path):
     """While the old name is held it is skipped, and while the new one is held it waits."""
-    names = Names(places_of(lock_nodes, broker.url, broker.url))
-    others = Redlock.from_urls([node.url for node in lock_nodes], node_timeout=PATIENCE)
+    bootstrap([broker.url], Rules())
+    names = Names(places_of([], broker.url, broker.url))
+    others = Redlock.from_urls([broker.url], node_timeout=PATIENCE)
     try:
         with run_page(HOW_TO / "choose-a-key.md", tmp_path, names) as page:
             sync = page.left["sync"]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-import sqlite3
 import sys
 import time
 from collections import Counter
@@ -132,10 +131,6 @@ COMMANDS = {
         "celery -A shop inspect redlock_nodes": CONTROL,
     },
     "docs/guarantees.md": {'make nemesis ARGS="-- all --minutes 1 --logs build/nemesis"': LONG},
-    "docs/proofs.md": {
-        "PYTHONPATH=tests python -m simulation --seeds 20 --hours 0.1": LONG,
-        'PYTHONPATH=tests python -m simulation --profile "five nodes" --seed 7 --hours 0.1': LONG,
-    },
     "docs/performance.md": {
         "make bench": LONG,
         'make bench ARGS="lock_cycle --rounds 5"': LONG,
@@ -184,21 +179,6 @@ def is_summary_of_new_nodes(text):
         assert text.strip() == no_lock(nodes)
 
 
-def refuses_stale_writers(text):
-    """The statement, on a table of that name: a smaller fence changes nothing."""
-    db = sqlite3.connect(":memory:")
-    try:
-        db.execute("CREATE TABLE counter (name TEXT, value INTEGER, fence INTEGER)")
-        db.execute("INSERT INTO counter VALUES ('x', 0, 0)")
-        changed = [
-            db.execute(text, {"name": "x", "value": fence, "fence": fence}).rowcount
-            for fence in (5, 5, 4, 6)
-        ]
-    finally:
-        db.close()
-    assert changed == [1, 1, 0, 1]
-
-
 def names_files_that_exist(text):
     """A drawing whose files are those of the package."""
     for name in re.findall(r"\b(?:lock|task|beat)/\w+\.py", text):
@@ -241,7 +221,6 @@ HELD = {
     "docs/how-to/why-did-my-task-not-run.md": {"NODE": is_table_of_status},
     "docs/lost-leases.md": {"WARNING The watchdog": is_warning_of_the_watchdog},
     "docs/reference/errors.md": {"": is_message_of_an_error},
-    "docs/proofs.md": {"UPDATE counter": refuses_stale_writers},
     "docs/operating.md": {
         "Skipped task": is_line_of_a_skip,
         "No lock can": is_summary_of_new_nodes,

@@ -26,7 +26,7 @@ SHOWN = {
     ROOT / "compatibility" / "README.md": DOCS / "recorded" / "compatibility.md",
     ROOT / "benchmarks" / "recorded" / "tables.md": DOCS / "recorded" / "performance.md",
     ROOT / "proof" / "recorded" / "scale.md": DOCS / "recorded" / "scale.md",
-    ROOT / "proof" / "recorded" / "tables.md": DOCS / "recorded" / "proofs.md",
+    ROOT / "proof" / "README.md": DOCS / "proofs.md",
 }
 
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#]*)(?P<anchor>#[^)\s]*)?\)")
