@@ -253,6 +253,9 @@ def test_one_healthy_node_is_worth_a_note():
     assert told(facts(settings=single, **one)) == {("note", "single-node")}
     fallback = replace(single, is_fallback=True)
     assert told(facts(settings=fallback, **one)) == {("note", "fallback-node")}
+    kept = {**one, "nodes": [node(config={"save": "60 1", "appendonly": "no"})]}
+    assert told(facts(settings=fallback, **kept)) == {("note", "fallback-node")}
+    assert ("note", "snapshots") in told(facts(settings=single, **kept))
     three = facts(nodes=[node(n) for n in (1, 2, 3)], others=[broker])
     assert told(three) == {("warning", "shared-server")}
 

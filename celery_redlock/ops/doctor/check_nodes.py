@@ -55,7 +55,8 @@ def check_node(facts: Facts, node: NodeFacts) -> Iterator[Finding]:
         yield from node_quarantined(node)
     yield from leaked_keys(node)
     if facts.settings.rules.restart_guard:
-        yield from snapshots(node)
+        if not facts.settings.is_fallback:  # a server with other work has its own reasons
+            yield from snapshots(node)
     else:
         yield from persistence_unknown(node)
         yield from restart_forgets(node)
