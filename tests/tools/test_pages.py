@@ -131,16 +131,6 @@ COMMANDS = {
         "celery -A shop inspect redlock_nodes": CONTROL,
     },
     "docs/guarantees.md": {'make nemesis ARGS="-- all --minutes 1 --logs build/nemesis"': LONG},
-    "docs/performance.md": {
-        "make bench": LONG,
-        'make bench ARGS="lock_cycle --rounds 5"': LONG,
-        'make bench ARGS="--check"': LONG,
-        'make bench ARGS="--record"': LONG,
-    },
-    "docs/scale.md": {
-        "PYTHONPATH=tests python -m proof.scale": LONG,
-        "PYTHONPATH=tests python -m proof.scale --seconds 0.5 --jobs 2 --record": LONG,
-    },
 }
 
 
