@@ -1,16 +1,18 @@
 """
-Makes the tables and pictures of ``docs/performance.md`` from what benchmarks have recorded.
+Makes the pages of what benchmarks have recorded.
 
-Between a marker like ``<!-- publish: tables -->`` and the next ``<!-- end -->`` the page has what
-this module writes; all other text is written by hand, and has no measured figure. The same records
-give the same page. Run it with ``make bench ARGS=--record``, or ``python -m benchmarks.report``.
+Pictures, and targets that were missed, are in ``docs/performance.md``; all tables are in
+``benchmarks/recorded/tables.md``. Between a marker like ``<!-- publish: tables -->`` and the next
+``<!-- end -->`` a page has what this module writes; all other text is written by hand, and has no
+measured figure. The same records give the same pages. Run it with ``make bench ARGS=--record``, or
+``python -m benchmarks.report``.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from benchmarks.record import (
     BENCHMARKS,
     PACKAGES,
     PEERS,
+    RECORDED,
     NotRecorded,
     Plot,
     Record,
@@ -28,6 +31,7 @@ from benchmarks.record import (
 )
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+TABLES = RECORDED / "tables.md"
 PLACE = re.compile(r"<!-- (\w+): (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 #: A benchmark's record, and the machine that it was made on.
@@ -35,14 +39,15 @@ Recorded = tuple[Record, dict[str, Any]]
 
 
 def main() -> int:
-    """Write the page and its pictures; return 1, and say what to run, if a record is missing."""
+    """Write the pages and pictures; return 1, and say what to run, if a record is missing."""
     try:
         recorded = {name: read(name) for name in BENCHMARKS}
     except NotRecorded as missing:
         print(missing, file=sys.stderr)
         return 1
     draw([plot for record, _ in recorded.values() for plot in record.plots], pictures_of(PAGE))
-    PAGE.write_text(rendered(PAGE.read_text(), recorded))
+    for page in (PAGE, TABLES):
+        page.write_text(rendered(page.read_text(), recorded))
     return 0
 
 
@@ -67,7 +72,7 @@ def rendered(page: str, recorded: Mapping[str, Recorded]) -> str:
 
     def filled(place: re.Match[str]) -> str:
         name, kind = place.groups()
-        lines = all_targets(recorded, page) if name == "all" else KINDS[kind](*recorded[name])
+        lines = ALL[kind](recorded, page) if name == "all" else KINDS[kind](*recorded[name])
         return "\n".join([f"<!-- {name}: {kind} -->", *lines, "<!-- end -->"])
 
     return PLACE.sub(filled, page)
@@ -75,12 +80,32 @@ def rendered(page: str, recorded: Mapping[str, Recorded]) -> str:
 
 def all_targets(recorded: Mapping[str, Recorded], page: str) -> list[str]:
     """Return the table of all targets of all benchmarks, with links to where *page* has them."""
+    return judgements(recorded, page, lambda _: True)
+
+
+def all_missed(recorded: Mapping[str, Recorded], page: str) -> list[str]:
+    """Return how many targets were met, and the table of those that were not."""
+    verdicts = [verdict for record, _ in recorded.values() for verdict in record.verdicts]
+    met = sum(verdict.is_met for verdict in verdicts)
+    missed = judgements(recorded, page, lambda verdict: not verdict.is_met)
+    return [f"The last recorded run met {met} of {len(verdicts)}, and missed these:", "", *missed]
+
+
+def judgements(
+    recorded: Mapping[str, Recorded], page: str, is_shown: Callable[[Verdict], bool]
+) -> list[str]:
+    """Return the table of the targets that are to be shown."""
     rows = [
         (f"[{name}](#{anchor(name, page)})", *judged(verdict))
         for name, (record, _) in recorded.items()
         for verdict in record.verdicts
+        if is_shown(verdict)
     ]
     return markdown(("benchmark", *VERDICT), rows)
+
+
+#: What can stand for all benchmarks -> what writes it.
+ALL = {"targets": all_targets, "missed": all_missed}
 
 
 def anchor(name: str, page: str) -> str:

@@ -71,8 +71,9 @@ def counted(number: int, word: str) -> str:
 
 
 def votes_needed(voting: int, nodes: int, needed: int) -> str:
-    verb = "is" if needed == 1 else "are"
-    return f"{voting} of {counted(nodes, 'node')} can vote, {needed} {verb} needed"
+    if nodes == 1:
+        return f"The one node {'votes' if voting else 'does not vote'}"
+    return f"{voting} of {counted(nodes, 'node')} can vote, {needed} are needed"
 
 
 def moment(at: object) -> str:

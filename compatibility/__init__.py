@@ -10,12 +10,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["AXES", "NEXT_DEBIAN", "PAGE", "RECORD", "ROOT", "Cell"]
+__all__ = ["AXES", "NEXT_DEBIAN", "PAGES", "RECORD", "ROOT", "Cell"]
 
 ROOT = Path(__file__).parents[1]
 RECORD = Path(__file__).parent / "recorded" / "compatibility.json"
 NEXT_DEBIAN = RECORD.with_name("next_debian.json")
-PAGE = ROOT / "docs" / "compatibility.md"
+PAGES = (ROOT / "docs" / "compatibility.md", Path(__file__).parent / "README.md")
 
 
 class Cell(NamedTuple):

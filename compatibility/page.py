@@ -1,9 +1,9 @@
 """
-Writes what was recorded into ``docs/compatibility.md``, between its markers.
+Writes what was recorded into ``docs/compatibility.md`` and ``README.md`` here, between markers.
 
     python -m compatibility.page
 
-All other text of the page is written by hand. The same record gives the same page.
+All other text of these pages is written by hand. The same record gives the same pages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from compatibility import AXES, NEXT_DEBIAN, PAGE, RECORD
+from compatibility import AXES, NEXT_DEBIAN, PAGES, RECORD
 from compatibility.cover import cell_of, every_cell, pairs_of, pairs_to_cover
 
 __all__ = ["KINDS", "is_well", "main", "outcome", "read", "rendered"]
@@ -175,8 +175,9 @@ KINDS: dict[str, Callable[[Recorded], Iterator[str]]] = {
 
 
 def main() -> int:
-    """Write the page."""
-    PAGE.write_text(rendered(PAGE.read_text(), read()))
+    """Write the pages."""
+    for page in PAGES:
+        page.write_text(rendered(page.read_text(), read()))
     return 0
 
 

@@ -61,11 +61,20 @@ html_show_sourcelink = False
 
 
 def setup(app: Sphinx) -> None:
-    """Have the recorded runs beside the pages: html_extra_path would lay them at the top."""
+    """Have recorded runs, and pages as they are written, beside the pages that are built."""
     app.connect("build-finished", copy_recorded_runs)
+    app.connect("build-finished", copy_for_programs)
 
 
 def copy_recorded_runs(app: Sphinx, error: Exception | None) -> None:
     """Copy them, where the pages are built."""
     if error is None:
         shutil.copytree(HERE / "guarantees", app.outdir / "guarantees", dirs_exist_ok=True)
+
+
+def copy_for_programs(app: Sphinx, error: Exception | None) -> None:
+    """Copy ``llms.txt`` and the Markdown that it names; a test's site may have none."""
+    for file in () if error else (*HERE.glob("llms.txt"), *HERE.rglob("*.md")):
+        there = Path(app.outdir) / file.relative_to(HERE)
+        if there.parent.exists():
+            shutil.copy(file, there)

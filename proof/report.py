@@ -3,7 +3,7 @@ Writes what proofs have recorded into two pages, between their markers.
 
     python -m proof.report
 
-``docs/guarantees.md`` has one table of it all, ``docs/proofs.md`` every figure. All other text of
+``docs/guarantees.md`` has one table of it all, ``README.md`` here every figure. All other text of
 these pages is written by hand, and has no measured figure. The same records give the same pages.
 """
 
@@ -24,7 +24,7 @@ from proof import RECORDED
 __all__ = ["KINDS", "PAGES", "main", "records", "rendered"]
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = (DOCS / "guarantees.md", DOCS / "proofs.md")
+PAGES = (DOCS / "guarantees.md", RECORDED.parent / "README.md")
 PLACE = re.compile(r"<!-- (\w+): (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 Recorded = Mapping[str, Any]
 

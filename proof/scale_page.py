@@ -1,8 +1,9 @@
 """
 Makes the tables and pictures of ``docs/scale.md`` from what `proof.scale` has recorded.
 
-As `benchmarks.report` does for ``docs/performance.md``, and by its means. A record's tables are
-told apart by the first word of their titles: each section of the page has its own.
+As `benchmarks.report` does for ``docs/performance.md``, and by its means; tables that few readers
+need are in ``proof/recorded/scale.md``. A record's tables are told apart by the first word of their
+titles: each section of the page has its own.
 
     PYTHONPATH=tests python -m proof.scale_page
 """
@@ -17,9 +18,10 @@ import proof
 from benchmarks.record import Record, read
 from benchmarks.report import Recorded, draw, pictures_of, rendered
 
-__all__ = ["PAGE", "filled", "sections"]
+__all__ = ["PAGE", "TABLES", "filled", "sections"]
 
 PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
+TABLES = proof.RECORDED / "scale.md"
 
 
 def sections() -> dict[str, Recorded]:
@@ -45,10 +47,11 @@ def filled(page: str, recorded: Mapping[str, Recorded]) -> str:
 
 
 def main() -> int:
-    """Write the page and its pictures."""
+    """Write the pages and the pictures."""
     recorded = sections()
     draw([plot for record, _ in recorded.values() for plot in record.plots], pictures_of(PAGE))
-    PAGE.write_text(filled(PAGE.read_text(), recorded))
+    for page in (PAGE, TABLES):
+        page.write_text(filled(page.read_text(), recorded))
     return 0
 
 

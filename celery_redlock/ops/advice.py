@@ -90,7 +90,7 @@ def of_ttl(watched: Watched, options: LockOptions) -> Iterator[Advice]:
         longer = min(2 * ttl, watched.rules.max_ttl)
         what = (
             f"{measured} {lost} lease{' was' if lost == 1 else 's were'} lost: a process stalled, "
-            f"or a majority of nodes was away, for more than {stall(ttl, watched.rules)}. "
+            f"or too few nodes answered, for more than {stall(ttl, watched.rules)}. "
         )
         if longer > ttl:
             what += f"lock_ttl={longer:g} survives {stall(longer, watched.rules)}."

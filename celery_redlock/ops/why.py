@@ -88,7 +88,8 @@ class Explanation:
         if self.state == "free":
             return "free.", "good"
         voting, nodes = self.lock.voting, len(self.lock.nodes)
-        words = f"no quorum could say: {voting} of {nodes} nodes vote, {quorum(nodes)} needed."
+        count = f"{voting} of {nodes} nodes vote, {quorum(nodes)} needed"
+        words = f"no quorum could say: {count if nodes > 1 else 'the one node does not vote'}."
         return words, "bad"
 
 

@@ -64,10 +64,10 @@ def check(locks: Redlock) -> dict[str, str]:
     for label, problem in problems.items():
         if isinstance(problem, ConfigurationError):
             msg = str(problem)
-            raise ConfigurationError(msg if label in msg else f"redlock_nodes: {label} {msg}")
+            raise ConfigurationError(msg if label in msg else f"lock node {label} {msg}")
     there = [node.address for node in locks.fanout.nodes if node.label not in problems]
     for label, places in several_servers(there, LONGEST_LOOK).items():
-        msg = f"redlock_nodes: {label} {SEVERAL.format(', '.join(places))}"
+        msg = f"lock node {label} {SEVERAL.format(', '.join(places))}"
         raise ConfigurationError(msg)
     return {label: str(problem) for label, problem in problems.items()}
 

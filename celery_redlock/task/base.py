@@ -23,7 +23,13 @@ from celery_redlock.task.messages.copies import options_of_copy, way_of_copy
 from celery_redlock.task.messages.delivery import CELERYS
 from celery_redlock.task.naming.shared import check_shared
 from celery_redlock.task.naming.task_lock import lock_of
-from celery_redlock.task.overrides import check_bases, check_body, check_request, protect
+from celery_redlock.task.overrides import (
+    check_bases,
+    check_body,
+    check_request,
+    protect,
+    warn_of_replaced,
+)
 from celery_redlock.task.policies import Policy
 from celery_redlock.task.publish.publish import publish
 from celery_redlock.task.publish.result import FreeResultsLater, UniqueResult, result_of
@@ -248,6 +254,7 @@ def check_tasks(app: Any) -> None:
         task.check_lock()
     check_headers(plugin_for(app).key_headers)
     check_shared(task for task in tasks if takes_lock(task))
+    warn_of_replaced(app, filter(takes_lock, tasks))
 
 
 def check_headers(names: Iterable[str]) -> None:

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from celery import Task
 from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.process.log import get_logger
 from celery_redlock.task.declared import METHODS, classes_before
 from celery_redlock.task.execution.calls import call
 from celery_redlock.task.options import OPTIONS
 
-__all__ = ["check_bases", "check_body", "check_request", "protect"]
+__all__ = ["check_bases", "check_body", "check_request", "protect", "warn_of_replaced"]
+
+logger = get_logger(__name__)
 
 #: Bodies that have not begun when they return -> how such a one is called.
 UNBEGUN = {
@@ -129,4 +133,22 @@ def check_request(task: Any, base: Any) -> None:
             f"{task.name}: {where.__qualname__}.Request = {task.Request!r} would not release the "
             f"lock of a process that is killed; derive it from {ours.__module__}."
             f"{ours.__qualname__}"
+        )
+
+
+def warn_of_replaced(app: Any, tasks: Iterable[Any]) -> None:
+    """
+    Warn of *tasks* without the ``__call__`` of their app's own class.
+
+    ``base=`` takes the place of ``task_cls=``. That of Flask's factory opens the app context.
+    """
+    own = next(cls for cls in app.Task.__mro__ if "__call__" in vars(cls))
+    names = [task.name for task in tasks if not isinstance(task, own)]
+    if names and own is not Task:
+        logger.warning(
+            "base= takes the place of the app's own class: %s run(s) without the __call__ of %s. "
+            "Derive %s from RedlockTask, or have a base that is both",
+            ", ".join(names),
+            own.__qualname__,
+            own.__name__,
         )

@@ -361,11 +361,28 @@ def test_an_app_that_cannot_be_loaded_is_a_clean_error(tmp_path, redis_nodes, re
 # -- all of them -----------------------------------------------------------------------
 
 
-def test_without_nodes_the_fallback_is_said(redlock, broker):
+def test_without_nodes_the_broker_is_the_one_that_is_shown(redlock, broker):
     code, out, err = redlock([], "status", env={"BROKER": broker.url})
     assert code == 1
     assert f"127.0.0.1:{broker.port}/0" in out
-    assert "redlock_nodes is not set" in err
+    assert "redlock_nodes" not in out + err
+
+
+@pytest.mark.parametrize("state", ["up", "quarantined", "down"])
+@pytest.mark.parametrize(
+    "command", ["status", "doctor", "ls", "report", "tail --no-follow", "why shop.nap"]
+)
+def test_who_has_one_server_reads_of_that_server_alone(redis_nodes, redlock, command, state):
+    """Whatever its state: of no setting that it left out, and of no other node."""
+    (node,) = redis_nodes(1)
+    if state != "quarantined":
+        bootstrap([node.url], RULES)
+    if state == "down":
+        node.kill()
+    code, out, err = redlock([], *command.split(), env={"BROKER": node.url})
+    assert not re.search(r"redlock_nodes|other nodes|the others|three|1 are", out + err)
+    if (state, command) == ("up", "doctor"):
+        assert code == 0
 
 
 def test_without_an_app_the_way_to_name_one_is_said(redlock):

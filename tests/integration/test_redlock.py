@@ -451,7 +451,7 @@ def test_a_node_of_clients_with_other_settings_is_found_out(five_nodes, locks):
     locks(five_nodes[:3])
     with pytest.raises(ConfigurationError, match="redlock_max_ttl"):
         check(locks(five_nodes[:3], bootstrap=False, max_ttl=90.0))
-    with pytest.raises(ConfigurationError, match="redlock_nodes"):
+    with pytest.raises(ConfigurationError, match="other lock nodes"):
         check(locks(five_nodes[:1], bootstrap=False))
     with pytest.raises(QuorumUnavailable, match="redlock_max_ttl"):
         locks(five_nodes[:3], bootstrap=False, max_ttl=90.0).acquire("report")
@@ -466,7 +466,7 @@ def test_nodes_beside_those_of_another_list_are_not_enrolled(redis_nodes, locks,
     ours = locks([servers[position] for position in old], **BRIEF)
     theirs = locks([servers[position] for position in new], bootstrap=False, **BRIEF)
     ours.take(LockRequest("report", 3.0, wait=60.0))
-    with pytest.raises(ConfigurationError, match="redlock_nodes"):
+    with pytest.raises(ConfigurationError, match="other lock nodes"):
         check(theirs)
     with pytest.raises(QuorumUnavailable, match="is not enrolled") as refusal:
         theirs.acquire("report", wait=theirs.rules.quarantine + 1.0)

@@ -239,9 +239,11 @@ def test_a_popular_name_is_drawn_more_often():
 
 def test_the_page_is_what_was_recorded():
     """`python -m proof.scale_page` would change nothing, and all that was recorded has a place."""
-    page, recorded = scale_page.PAGE.read_text(), scale_page.sections()
-    assert scale_page.filled(page, recorded) == page
-    places = re.findall(r"<!-- (\w+: \w+) -->", page)
+    recorded, places = scale_page.sections(), []
+    for page in (scale_page.PAGE, scale_page.TABLES):
+        text = page.read_text()
+        assert scale_page.filled(text, recorded) == text
+        places += re.findall(r"<!-- (\w+: \w+) -->", text)
     tables = [f"{name}: tables" for name, (record, _) in recorded.items() if record.tables]
     plots = [f"{name}: plots" for name, (record, _) in recorded.items() if record.plots]
     assert sorted(places) == sorted(["targets: targets", *tables, *plots])

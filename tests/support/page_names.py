@@ -73,7 +73,7 @@ def names_for(text: str, given: Sequence[Server] = ()) -> Iterator[Names]:
         for broker in given[-1:]:
             for n in (0, 1):
                 places[f"redis://broker/{n}"] = f"{broker.url.removesuffix('/0')}/{n}"
-            bootstrap([places["redis://broker/1"]], Rules())  # the one node where none are named
+                bootstrap([places[f"redis://broker/{n}"]], Rules())  # one is the node
         nodes = [f"redis://lock-{n}/0" for n in sorted(set(LOCK_NODE.findall(text)))]
         if nodes:
             bootstrap([places[name] for name in nodes if name in places], Rules())

@@ -805,3 +805,37 @@ def test_a_window_that_outlasts_results_is_warned_of(app, caplog, expires, optio
     task = declare(app, **{"unique_until": "expired", "unique_for": 7200, **options})
     task.check_lock()
     assert ("longer than result_expires (3600 s)" in caplog.text) is warned
+
+
+@pytest.mark.parametrize(
+    ("bases", "is_warned"),
+    [
+        (lambda own: (RedlockTask,), True),
+        (lambda own: (own, RedlockTask), False),
+        (lambda own: (RedlockTask, own), False),
+        (lambda own: (), False),
+    ],
+    ids=["ours alone", "theirs first", "ours first", "as the app's"],
+)
+def test_a_class_of_the_app_that_ours_takes_the_place_of_is_said(caplog, bases, is_warned):
+    """As Flask's, whose ``__call__`` opens the app context."""
+
+    class WithContext(Task):
+        def __call__(self, *args, **kwargs):
+            return self.run(*args, **kwargs)
+
+    app = Celery("shop", task_cls=WithContext, broker="memory://", set_as_current=False)
+    app.conf.redlock_nodes = NODES
+    both = bases(WithContext)
+    declare(app, type("Base", both, {"abstract": True}) if both else None)
+    base.check_tasks(app)
+    assert ("without the __call__ of" in caplog.text) is is_warned
+    assert ("WithContext" in caplog.text) is is_warned
+
+
+def test_an_app_without_a_class_of_its_own_hears_nothing(app, caplog):
+    declare(app)
+    base.check_tasks(app)
+    app.Task = RedlockTask
+    base.check_tasks(app)
+    assert caplog.text == ""

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))  # last, so that an installed celery_redlock stays what is tested
 
-from compatibility import AXES, PAGE, Cell, page  # noqa: E402
+from compatibility import AXES, PAGES, Cell, page  # noqa: E402
 from compatibility.cover import (  # noqa: E402
     cell_of,
     every_cell,
@@ -22,7 +22,7 @@ from compatibility.cover import (  # noqa: E402
 )
 
 RECORDED = page.read()
-TEXT = PAGE.read_text()
+TEXT = "".join(text.read_text() for text in PAGES)
 PROJECT = (ROOT / "pyproject.toml").read_text()
 
 

@@ -12,7 +12,7 @@ from celery_redlock.lock.nodes.guard import Foreign, Greeting
 from celery_redlock.lock.rules import Rules
 from support.waiting import eventually
 
-OTHERS = "is enrolled by clients with other redlock_nodes"
+OTHERS = "is enrolled by clients with other lock nodes"
 #: How long a node takes to answer that is slow, but can be reached [s].
 SLOW = 0.8
 
@@ -106,7 +106,7 @@ def test_who_meets_a_node_of_others_enrols_none(connect, slow):
     others, *beside = cluster.problems()
     assert cluster.asked == []
     assert others == OTHERS
-    assert all("not enrolled: node-0 " in told and "redlock_nodes" in told for told in beside)
+    assert all("not enrolled: node-0 " in told and "other lock nodes" in told for told in beside)
 
 
 def test_nodes_that_are_enrolled_already_vote_beside_one_of_others(connect):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -244,13 +245,19 @@ def test_clocks_of_nodes_that_are_apart():
     assert ("error", "clock-spread") not in told(facts(nodes=nodes))
 
 
-def test_one_node_survives_nothing():
+def test_one_healthy_node_is_worth_a_note():
+    """The server that people have, whether or not they name it; the twin has two jobs of three."""
     single = Settings(nodes=URLS[:1], rules=Rules())
-    assert told(facts(settings=single, nodes=[node()])) == {("warning", "single-node")}
-    fallback = replace(single, is_fallback=True)
     broker = OtherServer(role="broker", place="lock-1:6379", run_id="")
-    found = told(facts(settings=fallback, nodes=[node()], others=[broker]))
-    assert found == {("warning", "fallback-node")}
+    one = {"nodes": [node()], "others": [broker]}
+    assert told(facts(settings=single, **one)) == {("note", "single-node")}
+    fallback = replace(single, is_fallback=True)
+    assert told(facts(settings=fallback, **one)) == {("note", "fallback-node")}
+    kept = {**one, "nodes": [node(config={"save": "60 1", "appendonly": "no"})]}
+    assert told(facts(settings=fallback, **kept)) == {("note", "fallback-node")}
+    assert ("note", "snapshots") in told(facts(settings=single, **kept))
+    three = facts(nodes=[node(n) for n in (1, 2, 3)], others=[broker])
+    assert told(three) == {("warning", "shared-server")}
 
 
 @pytest.mark.parametrize(
@@ -388,13 +395,28 @@ def test_nothing_comes_later_in_eager_mode():
 DEAF = {"denied_to_wake": ["PUBLISH"]}
 
 
+@pytest.mark.parametrize("is_fallback", [True, False])
+@pytest.mark.parametrize(
+    "trouble",
+    [{"connected_slaves": "1"}, {"role": "slave"}, {"maxmemory_policy": "allkeys-lru"}],
+)
+def test_no_finding_speaks_of_other_nodes_to_who_has_one(is_fallback, trouble):
+    settings = Settings(nodes=URLS[:1], rules=Rules(), is_fallback=is_fallback)
+    alone = node(info=trouble, state="unmarked", **DEAF)
+    found = findings(facts(settings=settings, nodes=[alone], tasks=replaced(on_conflict=Queue())))
+    assert len(found) > 3
+    for it in found:
+        said = f"{it.where} {it.what} {it.fix}"
+        assert not re.search("redlock_nodes|other nodes|the others", said), said
+
+
 @pytest.mark.parametrize(
     ("options", "known", "where"),
     [
         ({"on_conflict": Queue()}, {"delays_in_broker": True}, "broker_url"),
         ({"on_conflict": Skip()}, {"delays_in_broker": True}, None),
         ({"on_conflict": Queue()}, {}, None),
-        ({"on_conflict": Queue()}, {"nodes": [node(1, **DEAF), node(2, **DEAF)]}, "redlock_nodes"),
+        ({"on_conflict": Queue()}, {"nodes": [node(1, **DEAF), node(2, **DEAF)]}, ""),
         ({"on_conflict": Queue()}, {"nodes": [node(1, **DEAF), node(2), node(3)]}, None),
         ({"on_conflict": Skip()}, {"nodes": [node(1, **DEAF), node(2, **DEAF)]}, None),
     ],
@@ -402,7 +424,7 @@ DEAF = {"denied_to_wake": ["PUBLISH"]}
 def test_a_task_that_queues_where_nothing_wakes_it(options, known, where):
     found = findings(facts(tasks=replaced(**options), **known))
     queues = [it for it in found if it.code == "queue-not-woken"]
-    assert [it.where for it in queues] == ([where] if where else [])
+    assert [it.where for it in queues] == ([] if where is None else [where])
     assert all("shop.bill" in it.what for it in queues)
 
 

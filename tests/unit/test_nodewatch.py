@@ -211,6 +211,11 @@ NONE = "WARNING No lock can be granted"
         ),
         ([[UP, DOWN, DOWN]], [f"{NONE}: 1 of 3 lock nodes vote; b is down; b is down"]),
         ([NEW[:1]], [f"{NONE} for 3 s: the node is new or restarted. {HELP}"]),
+        (
+            [[DOWN], [UP]],
+            [f"{NONE}: lock node b is down", "INFO Locks can be granted again: lock node a votes"],
+        ),
+        ([[UP]], ["INFO lock node a votes"]),
         ([[UP, UP]], []),
     ],
 )

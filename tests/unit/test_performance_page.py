@@ -36,6 +36,7 @@ MACHINE = {
 def recorded(monkeypatch, tmp_path):
     monkeypatch.setattr(records, "RECORDED", tmp_path / "recorded")
     monkeypatch.setattr(report, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(report, "TABLES", tmp_path / "tables.md")
     return tmp_path / "recorded"
 
 
@@ -117,7 +118,7 @@ def test_a_missing_record_says_what_to_run(recorded, capsys):
 
 
 def test_markers_are_filled_and_the_rest_is_left():
-    places = ("all: targets", "publish: plots", "publish: tables")
+    places = ("all: targets", "all: missed", "publish: plots", "publish: tables")
     page = "Before.\n\n## To Publish, Once\n\nText.\n\n"
     page += "".join(f"<!-- {place} -->\nold\n<!-- end -->\n" for place in places) + "After.\n"
     made = report.rendered(page, {"publish": (a_record(), MACHINE)})
@@ -125,7 +126,9 @@ def test_markers_are_filled_and_the_rest_is_left():
     assert made.endswith("After.\n")
     assert "old" not in made
     assert "| [publish](#to-publish-once) | a / b | ≤ 1.3 | 1.250 | met |" in made
-    assert "| a / b | ≤ 1.3 | 1.250 | met |" in made
+    assert "run met 1 of 2, and missed these:\n" in made
+    assert made.count("| a / b | ≤ 1.3 | 1.250 | met |") == 1
+    assert made.count("| **MISSED** |") == 2
     assert "| c / d | ≥ 0.85 | 0.700 | **MISSED** |" in made
     assert "**Time [us]**\n\n|  | p50 | lost |\n| --- | ---: | ---: |" in made
     assert "| a \\| b | 1,234 | - |" in made
@@ -139,6 +142,7 @@ def test_markers_are_filled_and_the_rest_is_left():
 def test_the_same_records_make_the_same_files(recorded):
     pytest.importorskip("matplotlib")
     report.PAGE.write_text("## P\n\n<!-- publish: plots -->\n<!-- end -->\n")
+    report.TABLES.write_text("## P\n\n<!-- publish: tables -->\n<!-- end -->\n")
     for name in BENCHMARKS:
         there = a_record(name)
         there.plots = there.plots if name == "publish" else []
@@ -198,11 +202,16 @@ def everything():
     return {name: records.read(name) for name in BENCHMARKS}
 
 
-def test_the_page_has_a_place_for_everything():
-    places = re.findall(r"<!-- (\w+: \w+) -->", report.PAGE.read_text())
+def test_the_pages_have_a_place_for_everything():
+    """Pictures are on the page, tables beside the records, but for missed targets."""
+    here, there = (
+        re.findall(r"<!-- (\w+: \w+) -->", page.read_text())
+        for page in (report.PAGE, report.TABLES)
+    )
     each = [f"{name}: {kind}" for name in BENCHMARKS for kind in ("plots", "tables")]
-    assert sorted(places) == sorted(["all: targets", *each])
-    assert places[0] == "all: targets"
+    assert sorted(here + there) == sorted(["all: missed", "all: targets", *each])
+    assert (here[0], there[0]) == ("all: missed", "all: targets")
+    assert {place.split()[1] for place in there} == {"tables", "targets"}
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -215,8 +224,9 @@ def test_a_benchmark_has_been_recorded(name):
 
 def test_the_page_is_what_the_records_say(everything):
     """`python -m benchmarks.report` would change nothing."""
-    page = report.PAGE.read_text()
-    assert report.rendered(page, everything) == page
+    for page in (report.PAGE, report.TABLES):
+        text = page.read_text()
+        assert report.rendered(text, everything) == text
 
 
 def test_a_plot_has_one_figure_in_each_place(everything):

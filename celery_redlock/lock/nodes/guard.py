@@ -198,7 +198,7 @@ def enrol(
         raise ResponseError(msg) from None
     if state == b"foreign":
         msg = (
-            "is enrolled by clients with other redlock_nodes or another redlock_max_ttl; make "
+            "is enrolled by clients with other lock nodes or another redlock_max_ttl; make "
             "them equal everywhere, or after a wanted change: stop all clients, wait for "
             "redlock_max_ttl, run 'celery -A APP redlock bootstrap'. If it is this node alone, "
             f"DEL {keys.boot.decode()} there: it votes {rules.quarantine:.0f} s later"
@@ -216,7 +216,7 @@ def check_enrolment(labels: Sequence[str], found: Mapping[int, str]) -> None:
     for position, label in enumerate(labels):
         if found.get(position) == "foreign":
             msg = (
-                f"is not enrolled: {label} is enrolled by clients with other redlock_nodes or "
+                f"is not enrolled: {label} is enrolled by clients with other lock nodes or "
                 "another redlock_max_ttl, and new nodes would give them and us a majority each"
             )
             raise Unfit(msg)

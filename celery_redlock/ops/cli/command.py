@@ -130,7 +130,7 @@ def settings_at_hand() -> Settings:
 
 def settings_of(app: Any) -> Settings:
     try:
-        settings = plugin_for(app).settings
+        return plugin_for(app).settings
     except ConfigurationError as error:
         if app.main != "default":  # as of the app that Celery makes when -A is missing
             raise
@@ -138,10 +138,3 @@ def settings_of(app: Any) -> Settings:
         raise ConfigurationError(msg) from None
     except Exception as error:  # of a configuration module of the app's
         raise AppError.of(error) from error
-    if settings.is_fallback:
-        click.echo(
-            "Note: redlock_nodes is not set, so this is about the one Redis that the app has as "
-            "its result backend or broker.",
-            err=True,
-        )
-    return settings

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 import redis
@@ -33,7 +34,7 @@ from celery_redlock.testing.servers import Server, servers
 
 __all__ = ["Broken", "Stage", "Tally", "happened", "staged"]
 
-LOCK_SERVERS = 5
+LOCK_SERVERS = 3
 #: Processes of the worker: all that run the bodies of a chapter, and more for what else arrives.
 PROCESSES = 8
 CELERY = (sys.executable, "-m", "celery", "-A", demo_app.__name__)
@@ -96,16 +97,22 @@ class Stage:
         self._killed: dict[int, float] = {}
         self._worker: subprocess.Popen[bytes] | None = None
         self._workers = 0
-        urls = [node.url for node in nodes]
-        self._scene = {
+        self._scene: dict[str, Any] = {
             "broker": broker.url,
-            "nodes": urls,
+            "nodes": None,  # the broker
             "record": str(self._record),
             "with_locks": with_locks,
         }
         demo_app.use(self._scene)
         self.rules = plugin_for(demo_app.app).settings.rules
+        bootstrap([broker.url], self.rules)
+
+    def grow(self) -> None:
+        """Have the lock servers keep the locks in place of the broker."""
+        self.end_worker()
+        urls = self._scene["nodes"] = [node.url for node in self.nodes]
         bootstrap(urls, self.rules)
+        self.start_worker()
 
     def order(self, invoices: Sequence[int], seconds: float) -> list[str]:
         orders = [demo_app.bill.delay(invoice, seconds).id for invoice in invoices]
@@ -235,5 +242,5 @@ def staged(stop: Stop, *, with_locks: bool) -> Iterator[Stage]:
         stage = Stage(stop, nodes, broker, folder, with_locks=with_locks)
         stack.callback(demo_app.app.close)
         stack.callback(stage.end_worker)
-        happened(f"{LOCK_SERVERS} lock servers and a message broker are started")
+        happened("a Redis as message broker, and lock servers for later, are started")
         yield stage

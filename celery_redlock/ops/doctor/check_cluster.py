@@ -11,7 +11,7 @@ from celery_redlock.words import redlock_command, votes_needed
 
 __all__ = ["check_cluster"]
 
-MORE_NODES = "Set redlock_nodes to three or five independent servers."
+GROW = "Nothing, while that is enough; docs/how-to/how-many-nodes.md says how to grow."
 
 
 def check_cluster(facts: Facts) -> Iterator[Finding]:
@@ -30,17 +30,21 @@ def fallback_node(facts: Facts) -> Iterator[Finding]:
     """Yield that locks are kept on the Redis that the app has for something else."""
     if facts.settings.is_fallback:
         what = (
-            "redlock_nodes is not set: locks are kept on the one Redis that is the result backend "
-            "or broker. They survive no failure of it."
+            "The Redis of the result backend or broker keeps the locks, too. While it is away, "
+            "there are none."
         )
-        yield Finding(WARNING, "fallback-node", "redlock_nodes", what, MORE_NODES)
+        yield Finding(NOTE, "fallback-node", first_node(facts), what, GROW)
 
 
 def single_node(facts: Facts) -> Iterator[Finding]:
     """Yield that the failure of one server stops all locks."""
     if len(facts.nodes) == 1 and not facts.settings.is_fallback:
-        what = "There is one lock node. Locks survive no failure of it."
-        yield Finding(WARNING, "single-node", "redlock_nodes", what, MORE_NODES)
+        what = "There is one lock node. While it is away, there are no locks."
+        yield Finding(NOTE, "single-node", first_node(facts), what, GROW)
+
+
+def first_node(facts: Facts) -> str:
+    return facts.nodes[0].node if facts.nodes else ""
 
 
 def password_in_url(facts: Facts) -> Iterator[Finding]:

@@ -55,7 +55,8 @@ def check_node(facts: Facts, node: NodeFacts) -> Iterator[Finding]:
         yield from node_quarantined(node)
     yield from leaked_keys(node)
     if facts.settings.rules.restart_guard:
-        yield from snapshots(node)
+        if not facts.settings.is_fallback:  # a server with other work has its own reasons
+            yield from snapshots(node)
     else:
         yield from persistence_unknown(node)
         yield from restart_forgets(node)
@@ -139,13 +140,12 @@ def replicas(facts: Facts, node: NodeFacts) -> Iterator[Finding]:
     guarded = facts.settings.rules.restart_guard
     what = f"{count} replica(s) copy from it. One that takes its place may lack the newest locks. "
     what += (
-        "The restart guard then keeps it from voting for a while, so this is safe, but brings "
-        "little: the other nodes are what stands in for one that fails."
+        "The restart guard then keeps it from voting for a while, so this is safe."
         if guarded
         else "redlock_restart_guard is off, so it would give away locks that are held."
     )
     fix = (
-        "Lock nodes need no replicas. Never make one a replica (REPLICAOF), not even briefly."
+        "Locks need no replicas. Never make a lock node one (REPLICAOF), not even briefly."
         if guarded
         else "Turn redlock_restart_guard on."
     )
@@ -188,8 +188,8 @@ def clock_offset(facts: Facts, node: NodeFacts) -> Iterator[Finding]:
 
 def shared_server(facts: Facts, node: NodeFacts) -> Iterator[Finding]:
     """Yield that the node has another job in this app."""
-    if facts.settings.is_fallback:
-        return
+    if len(facts.nodes) == 1:
+        return  # as whoever has one server has it
     roles = [server.role for server in facts.others if is_same(server, node)]
     if roles:
         what = (

@@ -164,8 +164,7 @@ def queue_not_woken(facts: Facts) -> Iterator[Finding]:
         why = "the broker holds back delayed messages itself (RabbitMQ's quorum queues)"
         fix = "Use classic queues for these tasks, or lock_wait, which is woken with any broker."
     elif facts.nodes and len(facts.nodes) - len(deaf) < quorum(len(facts.nodes)):
-        where = "redlock_nodes"
-        why = f"a majority of nodes may not tell workers anything ({', '.join(deaf)})"
+        why = f"lock nodes may not tell workers anything ({', '.join(deaf)})"
         fix = "Give their user the rights that the finding no-permission-to-wake names."
     if why:
         what = (

@@ -30,17 +30,17 @@ SILENCE = [
         (
             "wrongpass|noauth|password|authentication",
             "It does not let us in",
-            "Check redlock_username and redlock_password, or the login in redlock_nodes.",
+            "Check redlock_username and redlock_password, or the login in its URL.",
         ),
         (
             "certificate|ssl|tls",
             "No secure connection can be made",
-            "Check its certificate, and the ssl_ options in redlock_nodes.",
+            "Check its certificate, and the ssl_ options in its URL.",
         ),
         (
             "name or service|name resolution|nodename|getaddrinfo|unknown host",
             "Its name is not known",
-            "Check its host name in redlock_nodes, and the DNS of this machine.",
+            "Check its host name, and the DNS of this machine.",
         ),
         (
             "max number of clients",
@@ -55,6 +55,8 @@ SILENCE = [
         ),
     )
 ]
+#: What helps against a replica.
+NAME_MASTER = "Name the master, or a Sentinel service."
 #: What a node says to a write -> what to do about it.
 REFUSED_WRITES = [
     (re.compile(pattern), fix)
@@ -68,7 +70,7 @@ REFUSED_WRITES = [
             "OOM|used memory > 'maxmemory'",
             "Raise its maxmemory, or find out what else is kept on it.",
         ),
-        ("READONLY|read only replica", "Name the master in redlock_nodes, or a Sentinel service."),
+        ("READONLY|read only replica", NAME_MASTER),
     )
 ]
 
@@ -107,8 +109,7 @@ def node_replica(node: NodeFacts) -> Iterator[Finding]:
     """Yield that a node is a replica."""
     if node.info["role"] != "master":
         what = f"It is a {node.info['role']}: it has what its master has, and takes no lock."
-        fix = "Name the master in redlock_nodes, or a Sentinel service."
-        yield Finding(ERROR, "node-replica", node.node, what, fix)
+        yield Finding(ERROR, "node-replica", node.node, what, NAME_MASTER)
 
 
 def node_cluster(node: NodeFacts) -> Iterator[Finding]:
@@ -199,7 +200,7 @@ def node_foreign(facts: Facts, node: NodeFacts) -> Iterator[Finding]:
     if node.state != "foreign":
         return
     what = (
-        "It is enrolled by clients with other redlock_nodes or another redlock_max_ttl. While "
+        "It is enrolled by clients with other lock nodes or another redlock_max_ttl. While "
         "it is, no node that is new or was restarted gets to vote."
     )
     fix = f"Make them equal everywhere; after a wanted change: {bootstrap()}."

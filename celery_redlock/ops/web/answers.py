@@ -19,8 +19,8 @@ __all__ = ["answers"]
 #: How many locks, and how many refusals, are in the short answer; the tables have them all.
 ANSWERS = 3
 UNCLEAR = (
-    "Cannot tell whether such a lock is held: too few nodes answered. Nothing that the others "
-    "store matches."
+    "Cannot tell whether such a lock is held: too few nodes answered. Nothing that was read "
+    "matches."
 )
 NOTHING = (
     "Nothing matches: no live lock, and nothing in the journal. A task that is not here has run, "

@@ -153,6 +153,8 @@ def missing_votes(nodes: Sequence[NodeStatus]) -> int:
 
 def how_many_vote(nodes: Sequence[NodeStatus]) -> str:
     silent = [f"{node.node} is {node.state}" for node in nodes if node.state != "up"]
+    if len(nodes) == 1:
+        return f"lock node {silent[0] if silent else nodes[0].node + ' votes'}"
     voting = f"{len(nodes) - len(silent)} of {len(nodes)} lock nodes vote"
     return "; ".join([voting, *silent])
 

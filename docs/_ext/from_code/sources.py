@@ -1,9 +1,9 @@
 """
 Pages as a code host shows them, made ready for Sphinx.
 
-A link to the change log or to CONTRIBUTING.md leads to the page that shows it; one to another file
-outside of docs/ is a download; one to a folder is plain text. The file that a block is to be
-written to is shown above it.
+A link to the change log, to CONTRIBUTING.md or to recorded tables leads to the page that shows it;
+one to another file outside of docs/ is a download; one to a folder is plain text. The file that a
+block is to be written to is shown above it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ SHOWN = {
     ROOT / "CHANGELOG.md": DOCS / "changelog.md",
     ROOT / "CONTRIBUTING.md": DOCS / "contributing.md",
     ROOT / "SECURITY.md": DOCS / "security.md",
+    ROOT / "compatibility" / "README.md": DOCS / "recorded" / "compatibility.md",
+    ROOT / "benchmarks" / "recorded" / "tables.md": DOCS / "recorded" / "performance.md",
+    ROOT / "proof" / "recorded" / "scale.md": DOCS / "recorded" / "scale.md",
+    ROOT / "proof" / "README.md": DOCS / "proofs.md",
 }
 
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#]*)(?P<anchor>#[^)\s]*)?\)")
