@@ -20,7 +20,7 @@ from celery_redlock.lock.records import is_text
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
 
-__all__ = ["Address", "addresses_of"]
+__all__ = ["Address", "addresses_of", "shown"]
 
 #: Longest wait for each step of connecting to a node, in the background [s].
 CONNECT_TIMEOUT = 1.0
@@ -260,8 +260,13 @@ def host_and_port(sentinel: object) -> tuple[str, int]:
 
 
 def not_a_sentinel(sentinel: object) -> ConfigurationError:
-    shown = hide_password(str(sentinel))
-    return ConfigurationError(f"redlock_nodes: {shown!r} is not a Sentinel, like 'host:26379'")
+    text = hide_password(str(sentinel))
+    return ConfigurationError(f"redlock_nodes: {text!r} is not a Sentinel, like 'host:26379'")
+
+
+def shown(node: object) -> str:
+    """Return a node of ``redlock_nodes`` as it was written there, without possible secrets."""
+    return hide_password(node) if isinstance(node, str) else address_of(node).label
 
 
 def hide_password(url: str) -> str:

@@ -25,6 +25,7 @@ from celery_redlock.process.log import get_logger
 from celery_redlock.process.mutex import new_mutex
 from celery_redlock.reading.health import connect, probe
 from celery_redlock.reading.leaks import Leaks
+from celery_redlock.task.worker.waiting_room import room_of
 from celery_redlock.words import duration, redlock_command
 
 if TYPE_CHECKING:
@@ -123,7 +124,9 @@ class NodeWatch:
             logger.warning("%s", no_lock(self.seen))
             return
         words = how_many_vote(self.seen)
-        words = words if was_quorate is None else f"Locks can be granted again: {words}"
+        if was_quorate is not None:
+            words = f"Locks can be granted again: {words}"
+            room_of(self._plugin.app).wake_rescheduled()
         is_well = all(node.state == "up" for node in self.seen)
         logger.log(logging.INFO if is_well else logging.WARNING, "%s", words)
 
