@@ -66,7 +66,7 @@ class Reschedule:
 
     Attributes:
         base: Longest delay of the first time [s, > 0, or a timedelta]; doubles each time.
-        cap: Longest delay at all [likewise, >= base].
+        cap: Longest delay [likewise, >= base]. The end of a quarantine is waited for at once.
         max_reschedules: How often before the task fails [>= 0]; None for no limit.
     """
 
