@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -214,6 +215,11 @@ def since_start(greeting: Greeting, _nodes: int, rules: Any) -> float:
     return quarantine_of_new(greeting, 1, rules)
 
 
+def flushed_or_not(greeting: Greeting, nodes: int, rules: Any) -> float:
+    """Return what is left of a quarantine since its start, whatever happened to its data since."""
+    return quarantine_of_new(replace(greeting, flushed=False), nodes, rules)
+
+
 def until_looked_at(greeting: Greeting, _nodes: int, rules: Any) -> float:
     """Return no quarantine for a node that says that it is up for a while."""
     return 0.0 if greeting.uptime > 1.0 else float(rules.quarantine)
@@ -341,6 +347,11 @@ GUARDS = {
             "whole-quarantine",
             "the only node votes when a quarantine has passed since its start, not sooner",
             tuple((room, "quarantine_of_new", until_looked_at) for room in (connector, network)),
+        ),
+        Guard(
+            "flush-seen",
+            "the only node has the whole of a quarantine before it if it was ever flushed",
+            tuple((room, "quarantine_of_new", flushed_or_not) for room in (connector, network)),
         ),
         Guard(
             "drift",

@@ -17,6 +17,7 @@ class SimulatedNode(NodeModel):
 
     Attributes:
         frozen_until: When it goes on if it stands still [s, true time].
+        is_flushed: Whether its data were wiped since it was started.
         aged: By how much its process looks older than it is, as its clock was set [s].
         lies: What it makes of a reply.
     """
@@ -24,7 +25,7 @@ class SimulatedNode(NodeModel):
     def __init__(self, position: int, wall: Callable[[], float]) -> None:
         super().__init__(position, wall)
         self.frozen_until = self.aged = 0.0
-        self.started = wall()
+        self.started, self.is_flushed = wall(), False
         self.lies: Callable[[Any], Any] = lambda reply: reply
 
     @property
@@ -34,7 +35,12 @@ class SimulatedNode(NodeModel):
 
     def start(self) -> None:
         """Be there again, as another process."""
-        self.is_up, self.started = True, self.wall()
+        self.is_up, self.is_flushed, self.started = True, False, self.wall()
+
+    def flush(self) -> None:
+        """Lose all data on command, as it remembers."""
+        super().flush()
+        self.is_flushed = True
 
     def execute(self, command: Sequence[bytes]) -> Any:
         """As `NodeModel.execute`, or what a node that lies makes of it."""

@@ -542,6 +542,20 @@ def looked_at_late() -> list[str]:
     return broken(world)
 
 
+def flushed_out_of_sight() -> list[str]:
+    """Let x hold the lock of the only node, up for long, which is flushed; y connects again."""
+    world = Schedule(replace(RULES, ttl=3.0, max_ttl=3.0), size=1)
+    world.nodes[A].aged = 100.0
+    world.x.run(world.take_and_release(world.x, at=0.0, length=1.0))
+    for host in (world.x, world.y):  # or it would find its mark gone, and quarantine the node
+        world.at(0.04, host.links[A].sever)
+    world.at(0.05, world.nodes[A].flush)
+    world.at(0.1, world.y.links[A].connect)
+    world.y.run(world.take_and_release(world.y, at=0.2, length=0.1))
+    world.run(2.0)
+    return broken(world)
+
+
 def minority() -> list[str]:
     """Let x hear of A and B alone, and y of C alone."""
     world = Schedule()
@@ -742,6 +756,7 @@ SCHEDULES: dict[str, Callable[[], list[str]]] = {
         amnesia,
         late_boot_clock,
         looked_at_late,
+        flushed_out_of_sight,
         minority,
         anybodys_release,
         jumping_clock,
@@ -787,6 +802,7 @@ BREAKS: dict[str, tuple[str, ...]] = {
     "amnesia": ("restart-guard",),
     "late_boot_clock": ("age-unbelieved",),
     "looked_at_late": ("whole-quarantine",),
+    "flushed_out_of_sight": ("flush-seen",),
     "minority": ("configured-quorum",),
     "anybodys_release": ("owner-release",),
     "jumping_clock": ("clock-jump",),
