@@ -23,6 +23,7 @@ RECORDED = Path(__file__).parent / "recorded"
 BENCHMARKS = (
     "calls",
     "lock_cycle",
+    "idle",
     "publish",
     "throughput",
     "contention",

@@ -94,7 +94,7 @@ class Plugin:
         self._locks: Redlock | None = None
         self._reports: Redlock | None = None
         self._observers: tuple[Observer, ...] | None = None
-        self._check_tasks: Callable[[Any], None] | None = None
+        self._check_tasks: Callable[[Any], Sequence[str]] | None = None
         self.has_children = self.sends_events = False
         self.node_watch: Any = None
         self.speaks_of_nodes = True
@@ -228,7 +228,10 @@ class Plugin:
             self.servers = servers
 
     def install(
-        self, check_tasks: Callable[[Any], None], worker: Sequence[Any], consumer: Sequence[Any]
+        self,
+        check_tasks: Callable[[Any], Sequence[str]],
+        worker: Sequence[Any],
+        consumer: Sequence[Any],
     ) -> None:
         """Let a worker of this app check everything at its start, and take more steps."""
         with _building:
@@ -237,20 +240,14 @@ class Plugin:
                 self.app.steps["consumer"].update(consumer)
                 self._check_tasks = check_tasks
 
-    def check(self) -> None:
+    def check(self) -> Sequence[str]:
+        """Check everything as a worker does at its start; return the tasks that take a lock."""
         settings, _ = self.settings, self.observers
-        if self._check_tasks is not None:
-            self._check_tasks(self.app)
+        locked = self._check_tasks(self.app) if self._check_tasks is not None else ()
         if settings.mode == "report":
             logger.warning(
                 "redlock_mode is 'report': every task runs whether or not its lock is held; what "
                 "would have been refused is reported"
-            )
-        if settings.is_fallback:
-            logger.warning(
-                "redlock_nodes is not set: locks are kept on the one Redis at %s, which survives "
-                "no node failure; set redlock_nodes to three or five independent servers",
-                ", ".join(self.locks.labels),
             )
         try:
             silent = health.check(self.locks)
@@ -271,6 +268,7 @@ class Plugin:
                 "; the other nodes replace it" if len(self.locks.labels) > 1 else "",
             )
         self.locks.close()  # the processes that run tasks connect by themselves
+        return locked
 
 
 def _forget_parent() -> None:

@@ -128,6 +128,7 @@ class LockUnavailable(LockEvent):
     Attributes:
         votes: What each node answered, by node label.
         waited: How long it was tried [s].
+        retry_after: When quarantines end that are the cause [s from then]; None if none are.
     """
 
     celery_type = outcome = "unavailable"
@@ -139,6 +140,7 @@ class LockUnavailable(LockEvent):
 
     votes: dict[str, str]
     waited: float
+    retry_after: float | None = field(default=None, kw_only=True)
 
     @classmethod
     def what(cls, it: Record) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_redlock.errors import LockNotAcquired, LockTaken
+from celery_redlock.errors import LockNotAcquired, LockTaken, QuorumUnavailable
 from celery_redlock.events import (
     Event,
     LeaseLost,
@@ -28,7 +28,8 @@ def who(info: dict[str, Any]) -> dict[str, Any]:
 def of_refusal(error: LockNotAcquired, info: dict[str, Any], waited: float) -> Event:
     if isinstance(error, LockTaken):
         return LockConflict(error.name, error.holder, waited, **who(info))
-    return LockUnavailable(error.name, error.votes, waited, **who(info))
+    ends = error.retry_after if isinstance(error, QuorumUnavailable) else None
+    return LockUnavailable(error.name, error.votes, waited, retry_after=ends, **who(info))
 
 
 def of_grant(lease: Lease, request: LockRequest, waited: float) -> Event:

@@ -64,6 +64,8 @@ class Log:
 
     def _level(self, event: Any, level: int) -> int:
         if event.is_preliminary and event.task:
+            if getattr(event, "retry_after", None) is not None:
+                return logging.DEBUG  # of a quarantine the worker's main process speaks
             return logging.INFO if self._is_due(event.name) else logging.DEBUG
         times = getattr(event, "times", 1)
         if times & (times - 1):  # no power of two

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -248,13 +248,16 @@ def install(app: Any) -> None:
     plugin_for(app).install(check_tasks, WORKER_STEPS, CONSUMER_STEPS)
 
 
-def check_tasks(app: Any) -> None:
+def check_tasks(app: Any) -> Sequence[str]:
+    """Check the tasks of *app*, and return the names of those that take a lock."""
     tasks = [task for task in app.tasks.values() if isinstance(task, RedlockTask)]
     for task in tasks:
         task.check_lock()
     check_headers(plugin_for(app).key_headers)
-    check_shared(task for task in tasks if takes_lock(task))
-    warn_of_replaced(app, filter(takes_lock, tasks))
+    locked = [task for task in tasks if takes_lock(task)]
+    check_shared(locked)
+    warn_of_replaced(app, locked)
+    return [task.name for task in locked if not lock_of(task).options.only_reports]
 
 
 def check_headers(names: Iterable[str]) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "Retry",
     "RunUnlocked",
     "Skip",
+    "at_the_end",
     "no_branch_for",
     "no_later",
     "policy_of",
@@ -65,7 +66,7 @@ class Reschedule:
 
     Attributes:
         base: Longest delay of the first time [s, > 0, or a timedelta]; doubles each time.
-        cap: Longest delay at all [likewise, >= base].
+        cap: Longest delay [likewise, >= base]. The end of a quarantine is waited for at once.
         max_reschedules: How often before the task fails [>= 0]; None for no limit.
     """
 
@@ -159,7 +160,12 @@ def no_later(
     """
     if ends is None:
         return countdown
-    return min(countdown, max(1, math.ceil(ends + chance(0.0, JITTER_AFTER_QUARANTINE))))
+    return min(countdown, at_the_end(ends, chance))
+
+
+def at_the_end(ends: float, chance: Callable[[float, float], float] = jitter) -> int:
+    """Return when to try again that cannot succeed before *ends* [whole s, >= 1]."""
+    return max(1, math.ceil(ends + chance(0.0, JITTER_AFTER_QUARANTINE)))
 
 
 Policy = Skip | Fail | Retry | Reschedule | Queue | RunUnlocked

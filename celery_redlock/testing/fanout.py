@@ -41,6 +41,11 @@ class MemoryFanout(Fanout):
         self._opened = MemorySelector(self._clock)
 
     @staticmethod
+    def _is_idle() -> bool:
+        """Nothing on the way drops what is idle."""
+        return False
+
+    @staticmethod
     def _check_clock() -> None:
         """Its nodes go by the same clock."""
 

@@ -528,14 +528,17 @@ def test_a_worker_does_not_start_with_a_mistake(alone, conf, words):
     assert alone.workers[-1].process.returncode > 0
 
 
-def test_one_server_is_enough_with_a_warning(alone):
+def test_one_server_is_enough(alone):
     del alone.conf["redlock_nodes"]
     worker = alone.worker(concurrency=2)
-    warnings = re.findall(r"WARNING.*redlock_nodes is not set.*", worker.log())
-    assert len(warnings) == 1
-    assert "survives no node failure" in warnings[0]
-    assert "three or five independent servers" in warnings[0]
-    assert f"127.0.0.1:{alone.broker.port}/0" in warnings[0]
+    (line,) = re.findall(r"INFO.*redlock: (.*)", worker.log())
+    said = r"(\d+) tasks take a lock, on (\S+) \(one node: no lock while it is away\): (.+)"
+    count, node, tasks = re.fullmatch(said, line).groups()
+    assert int(count) > 1
+    assert node == alone.broker.url
+    assert "nap" in worker.log().partition("[tasks]")[2]
+    assert " and " in tasks
+    assert "redlock_nodes" not in worker.log()
 
 
 def test_a_worker_says_that_it_remembers_too_little(alone):

@@ -45,10 +45,10 @@ class Bench(ScriptBench):
     def inspect(self):
         return self.ask(requests.inspect_request(self.rules, NAME))
 
-    def enrol(self, mode="bootstrap", boot=None):
+    def enrol(self, mode="bootstrap", boot=None, *left):
         """Ask for the enrolment, or change it; returns state, quarantine [ms] and the marker."""
         keys = Keys.of(self.rules.prefix, "")
-        numbers = (boot or self.boot, ms(self.rules.quarantine), mode)
+        numbers = (boot or self.boot, ms(self.rules.quarantine), mode, *left)
         state, _, left, found = self.client.evalsha(
             ENROL.sha, 2, keys.boot, keys.quarantine, *numbers
         )
@@ -362,6 +362,16 @@ def test_a_node_can_be_trusted_only_while_it_is_unknown(fresh):
     assert fresh.enrol("quarantine")[1] > 0
     assert fresh.enrol("trust")[1] > 0
     assert fresh.acquire().kind is VoteKind.QUARANTINED
+
+
+def test_a_part_of_a_quarantine_is_for_a_node_that_is_unknown_and_shortens_none(fresh):
+    """One that was enrolled as another process has the whole of it before it, as has a replica."""
+    assert 0 < fresh.enrol("quarantine", None, 500)[1] <= 500
+    assert fresh.get("boot") == fresh.boot
+    assert fresh.acquire().kind is VoteKind.QUARANTINED
+    assert fresh.enrol("quarantine", boot_marker("1" * 40, "f" * 16), 500)[1] > 500
+    fresh.client.delete(Keys.of(fresh.rules.prefix, "").boot)
+    assert fresh.enrol("quarantine", None, 500)[1] > 500
 
 
 def test_looking_at_a_restarted_node_quarantines_it(bench):

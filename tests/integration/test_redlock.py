@@ -576,6 +576,14 @@ def test_a_single_server_that_may_have_forgotten_is_not_trusted(aging_servers, l
     assert [event.node for event in told if isinstance(event, NodeQuarantined)] == [lock.labels[0]]
 
 
+def test_a_single_server_is_quarantined_from_its_start_on(aging_servers, locks):
+    """It has been up for six seconds or more when it is first seen."""
+    lock = locks([next(aging_servers)], bootstrap=False, max_ttl=600.0, ttl=3.0)
+    with pytest.raises(QuorumUnavailable) as refusal:
+        lock.acquire("report")
+    assert 0 < refusal.value.retry_after <= lock.rules.quarantine - 5.0
+
+
 def test_trust_in_a_single_server_does_not_outlive_a_restart(aging_servers, locks):
     server, told = next(aging_servers), []
     lock = locks([server], bootstrap=False, observers=[told.append], **BRIEF)

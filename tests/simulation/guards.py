@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -24,7 +25,7 @@ from celery_redlock.lock.algorithm import acquiring, attempt, renewal
 from celery_redlock.lock.algorithm.effects import Ask
 from celery_redlock.lock.lease import Lease, quorum, valid_until
 from celery_redlock.lock.nodes import connector, fanout, steps
-from celery_redlock.lock.nodes.guard import Greeting
+from celery_redlock.lock.nodes.guard import Greeting, quarantine_of_new
 from celery_redlock.lock.nodes.link import Gone, Link
 from celery_redlock.lock.nodes.node import Node
 from celery_redlock.lock.nodes.round import Round
@@ -209,9 +210,19 @@ def no_quarantine(_rules: Any) -> bytes:
     return b"0"
 
 
-def looks_old(greeting: Greeting, _nodes: int, rules: Any) -> bool:
-    """Return whether a node says that it has been up for longer than a quarantine."""
-    return greeting.uptime > rules.quarantine and not greeting.flushed
+def since_start(greeting: Greeting, _nodes: int, rules: Any) -> float:
+    """Return what is left of a quarantine since its start by what a node says of it."""
+    return quarantine_of_new(greeting, 1, rules)
+
+
+def flushed_or_not(greeting: Greeting, nodes: int, rules: Any) -> float:
+    """Return what is left of a quarantine since its start, whatever happened to its data since."""
+    return quarantine_of_new(replace(greeting, flushed=False), nodes, rules)
+
+
+def until_looked_at(greeting: Greeting, _nodes: int, rules: Any) -> float:
+    """Return no quarantine for a node that says that it is up for a while."""
+    return 0.0 if greeting.uptime > 1.0 else float(rules.quarantine)
 
 
 def no(*_: Any) -> bool:
@@ -329,7 +340,17 @@ GUARDS = {
         Guard(
             "age-unbelieved",
             "of several nodes none is trusted at once for having been up for long",
-            tuple((room, "is_trusted_at_once", looks_old) for room in (connector, network)),
+            tuple((room, "quarantine_of_new", since_start) for room in (connector, network)),
+        ),
+        Guard(
+            "whole-quarantine",
+            "the only node votes when a quarantine has passed since its start, not sooner",
+            tuple((room, "quarantine_of_new", until_looked_at) for room in (connector, network)),
+        ),
+        Guard(
+            "flush-seen",
+            "the only node has the whole of a quarantine before it if it was ever flushed",
+            tuple((room, "quarantine_of_new", flushed_or_not) for room in (connector, network)),
         ),
         Guard(
             "drift",

@@ -21,7 +21,7 @@ from celery_redlock.lock.nodes.guard import (
     Unfit,
     boot_marker,
     check_enrolment,
-    is_trusted_at_once,
+    quarantine_of_new,
 )
 from celery_redlock.lock.nodes.link import Gone
 from celery_redlock.lock.nodes.node import Node
@@ -256,7 +256,7 @@ class Link:
         server = self.server
         run_id = server.run_id.decode()
         server.greet()
-        greeting = Greeting(run_id, server.uptime, flushed=False, replicas=0, version="simulated")
+        greeting = Greeting(run_id, server.uptime, server.is_flushed, 0, "simulated")
         if self.host.rules.restart_guard:
             left = self._enrol(greeting)
             if left is None:
@@ -275,17 +275,18 @@ class Link:
             found[self.position] = state.decode()
             if state == b"unmarked" and len(found) == len(self.host.labels):
                 check_enrolment(self.host.labels, found)
-                trusted = is_trusted_at_once(greeting, len(found), self.host.rules)
-                state, left = self._ask_to_enrol(b"trust" if trusted else b"quarantine")
+                quarantine = quarantine_of_new(greeting, len(found), self.host.rules)
+                asked = [b"quarantine", ms(quarantine)] if quarantine else [b"trust"]
+                state, left = self._ask_to_enrol(*asked)
         except (RedisError, Unfit):  # it takes no writes; or another list has a node of ours
             return None
         return left if state == b"enrolled" else None
 
-    def _ask_to_enrol(self, mode: bytes) -> tuple[bytes, int]:
+    def _ask_to_enrol(self, *mode: bytes) -> tuple[bytes, int]:
         rules, server = self.host.rules, self.server
         keys = Keys.of(rules.prefix, "")
         boot_id = boot_marker(server.run_id.decode(), self.host.fingerprint)
-        asked = (b"2", keys.boot, keys.quarantine, boot_id, ms(rules.quarantine), mode)
+        asked = (b"2", keys.boot, keys.quarantine, boot_id, ms(rules.quarantine), *mode)
         state, _, left, _ = server.ask(b"EVALSHA", ENROL.sha, *asked)
         return state, left
 

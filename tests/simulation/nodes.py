@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,14 +17,30 @@ class SimulatedNode(NodeModel):
 
     Attributes:
         frozen_until: When it goes on if it stands still [s, true time].
-        uptime: What it says of its process [s]; of several nodes nobody is to believe that.
+        is_flushed: Whether its data were wiped since it was started.
+        aged: By how much its process looks older than it is, as its clock was set [s].
         lies: What it makes of a reply.
     """
 
     def __init__(self, position: int, wall: Callable[[], float]) -> None:
         super().__init__(position, wall)
-        self.frozen_until = self.uptime = 0.0
+        self.frozen_until = self.aged = 0.0
+        self.started, self.is_flushed = wall(), False
         self.lies: Callable[[Any], Any] = lambda reply: reply
+
+    @property
+    def uptime(self) -> float:
+        """What it says of its process: a difference of whole seconds of its wall clock [s]."""
+        return self.aged + math.floor(self.wall()) - math.floor(self.started)
+
+    def start(self) -> None:
+        """Be there again, as another process."""
+        self.is_up, self.is_flushed, self.started = True, False, self.wall()
+
+    def flush(self) -> None:
+        """Lose all data on command, as it remembers."""
+        super().flush()
+        self.is_flushed = True
 
     def execute(self, command: Sequence[bytes]) -> Any:
         """As `NodeModel.execute`, or what a node that lies makes of it."""

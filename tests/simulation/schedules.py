@@ -260,7 +260,7 @@ def repair_in_quarantine(*, y_learns: bool) -> list[str]:
     world.y.run(world.take_and_release(world.y, at=0.263, length=0.1))
     node = world.nodes[C]
     world.at(0.266, node.crash)
-    world.at(0.267, setattr, node, "is_up", True)
+    world.at(0.267, node.start)
     world.at(0.268, world.x.links[C].connect)
     world.at(0.272, world.x.links[B].sever)
     if y_learns:
@@ -519,11 +519,38 @@ def late_boot_clock() -> list[str]:
     world = Schedule(replace(RULES, ttl=3.0, max_ttl=3.0))
     world.x.run(world.take_and_release(world.x, at=0.0, length=2.0))
     for node in world.nodes:
-        node.uptime = 1e6
+        node.aged = 1e6
         world.at(0.05, world.crash, node, 0.1)
     world.y.run(world.take_and_release(world.y, at=0.1))  # it connects again
     world.at(1.0, lambda: world.y.run(world.take_and_release(world.y, at=0.0, length=0.1)))
     world.run(4.0)
+    return broken(world)
+
+
+def looked_at_late() -> list[str]:
+    """Let x hold the lock of the only node, which loses its memory; y finds it two seconds up."""
+    world = Schedule(replace(RULES, ttl=3.0, max_ttl=3.0), size=1)
+    world.x.run(world.take_and_release(world.x, at=0.0, length=2.8))
+    for host in (world.x, world.y):  # nobody is to see it before
+        world.at(0.04, host.links[A].sever)
+    world.at(0.05, world.crash, world.nodes[A], 0.1)
+    world.at(2.3, world.y.links[A].connect)
+    world.y.run(world.take_and_release(world.y, at=2.4, length=0.1))
+    world.run(4.0)
+    return broken(world)
+
+
+def flushed_out_of_sight() -> list[str]:
+    """Let x hold the lock of the only node, up for long, which is flushed; y connects again."""
+    world = Schedule(replace(RULES, ttl=3.0, max_ttl=3.0), size=1)
+    world.nodes[A].aged = 100.0
+    world.x.run(world.take_and_release(world.x, at=0.0, length=1.0))
+    for host in (world.x, world.y):  # or it would find its mark gone, and quarantine the node
+        world.at(0.04, host.links[A].sever)
+    world.at(0.05, world.nodes[A].flush)
+    world.at(0.1, world.y.links[A].connect)
+    world.y.run(world.take_and_release(world.y, at=0.2, length=0.1))
+    world.run(2.0)
     return broken(world)
 
 
@@ -726,6 +753,8 @@ SCHEDULES: dict[str, Callable[[], list[str]]] = {
         finished_out_of_sight,
         amnesia,
         late_boot_clock,
+        looked_at_late,
+        flushed_out_of_sight,
         minority,
         anybodys_release,
         jumping_clock,
@@ -770,6 +799,8 @@ BREAKS: dict[str, tuple[str, ...]] = {
     "finished_out_of_sight": ("marker-in-doubt",),
     "amnesia": ("restart-guard",),
     "late_boot_clock": ("age-unbelieved",),
+    "looked_at_late": ("whole-quarantine",),
+    "flushed_out_of_sight": ("flush-seen",),
     "minority": ("configured-quorum",),
     "anybodys_release": ("owner-release",),
     "jumping_clock": ("clock-jump",),

@@ -170,7 +170,7 @@ class World:
         if not node.is_up:
             return
         node.crash(kept)
-        self.at(self.now + length, setattr, node, "is_up", True)
+        self.at(self.now + length, node.start)
         for host in self.hosts:  # each learns of it when it does
             link = host.links[node.position]
             link.crashed(after=self.delay(link, None))

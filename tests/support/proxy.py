@@ -76,6 +76,14 @@ class Link:
         """Reset all connections (RST), and each new one as soon as it is accepted."""
         self._set("reset")
 
+    def drop_connections(self) -> None:
+        """
+        Forward nothing more on the connections that are there, and tell neither end.
+
+        As a firewall or load balancer that has forgotten them: only new ones work.
+        """
+        self._channel.ask({"link": self._number})
+
     def _set(self, mode: str, **parameters: float) -> None:
         self._channel.ask({"link": self._number, "mode": mode, **parameters})
 

@@ -41,6 +41,7 @@ class Stream:
     Attributes:
         upward: Whether it leads to the server.
         queue: What is due when [s, monotonic clock]; None stands for the end of the stream.
+        is_dropped: Whether nothing arrives any more, whatever the mode.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Stream:
         self.upward = upward
         self.queue: deque[tuple[float, bytes | None]] = deque()
         self.twin: Stream
-        self.ended = False
+        self.ended = self.is_dropped = False
 
     def read(self, now: float) -> None:
         try:
@@ -68,7 +69,7 @@ class Stream:
 
     def put(self, now: float, data: bytes | None) -> None:
         link = self.link
-        due = now + link.wait(upward=self.upward)
+        due = math.inf if self.is_dropped else now + link.wait(upward=self.upward)
         if self.queue:
             due = max(due, self.queue[-1][0])
         if link.mode != "bytes" or data is None:
@@ -191,6 +192,13 @@ class Link:
             self.streams.add(stream)
             readers[stream.source] = stream
 
+    def drop(self) -> None:
+        """Swallow from now on what comes on the connections that are there; new ones work."""
+        now = time.monotonic()
+        for stream in self.streams:
+            stream.is_dropped = True
+            stream.replan(now)
+
     def change(self, mode: str, *, one_way: float = 0.0, gap: float = 0.0) -> None:
         self.mode, self.one_way, self.gap = mode, one_way, gap
         if mode in ("refuse", "reset"):
@@ -228,7 +236,11 @@ def obey(order: dict[str, Any]) -> dict[str, Any]:
     if "targets" in order:
         links.extend(Link(target) for target in order["targets"])
         return {"ports": [link.port for link in links]}
-    links[order.pop("link")].change(**order)
+    link = links[order.pop("link")]
+    if order:
+        link.change(**order)
+    else:
+        link.drop()
     return {}
 
 

@@ -113,9 +113,18 @@ def test_there_are_two_workers_and_two_beats(services):
     assert words[words.index("--scheduler") + 1] == "redlock"  # or each would publish every report
 
 
-def test_no_service_bootstraps_the_nodes(compose):
-    """At every `up` it would trust nodes that may have forgotten a lock that is held."""
-    assert "bootstrap" not in yaml.safe_dump(compose)
+def test_the_nodes_are_bootstrapped_before_any_worker_and_never_again(compose, services):
+    """At every `up` that would trust nodes which may have forgotten a lock that is held."""
+    assert yaml.safe_dump(compose).count("bootstrap --yes") == 1
+    first = services["first-start"]
+    assert first["command"][2].startswith("test -e /first-start/over && exit\n")
+    assert first["volumes"] == ["first-start:/first-start"]
+    assert set(first["depends_on"]) == {f"lock-{number}" for number in range(1, 6)}
+    assert first["restart"] == "no"
+    done = {"condition": "service_completed_successfully"}
+    for name in of_celery(services, "worker") + of_celery(services, "beat"):
+        assert services[name]["depends_on"]["first-start"] == done
+        assert services[name]["environment"] == first["environment"]
 
 
 def test_commands_name_the_app(services):
@@ -136,7 +145,7 @@ def test_the_environment_is_what_the_example_reads(services):
 
 def test_every_service_is_looked_after(services):
     for name, service in services.items():
-        assert service["healthcheck"]["test"], name
+        assert name == "first-start" or service["healthcheck"]["test"], name  # it ends
         assert "container_name" not in service
         assert all(str(port).startswith("127.0.0.1:") for port in service.get("ports", ()))
     assert {name for name, service in services.items() if "ports" in service} == WATCHERS

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from celery_redlock.lock.nodes import connector
-from celery_redlock.lock.nodes.guard import Foreign, Greeting
+from celery_redlock.lock.nodes.guard import Foreign, Greeting, quarantine_of_new
 from celery_redlock.lock.rules import Rules
 from support.waiting import eventually
 
@@ -28,7 +28,7 @@ class Cluster:
         self.states = list(states)
         self.slow = slow
         self.uptime = uptime
-        self.asked = []
+        self.asked, self.left = [], []
         self.nodes = [
             SimpleNamespace(
                 position=number,
@@ -50,8 +50,9 @@ class Cluster:
             raise self.states[number]
         return Greeting(f"{number:040}", self.uptime, flushed=False, replicas=0, version="x")
 
-    def enrol(self, connection, _rules, _run_id, _fingerprint, mode):
+    def enrol(self, connection, _rules, _run_id, _fingerprint, mode, *left):
         number = connection.number
+        self.left += left
         if self.states[number] == "foreign":
             raise Foreign(OTHERS)
         if mode != "look":
@@ -142,13 +143,37 @@ def test_nodes_are_enrolled_though_one_cannot_be_reached(connect):
 
 
 @pytest.mark.parametrize(
-    ("nodes", "uptime", "mode"), [(1, 1e6, "trust"), (1, 9.0, "quarantine"), (3, 1e6, "quarantine")]
+    ("nodes", "uptime", "mode", "left"),
+    [
+        (1, 1e6, "trust", []),
+        (1, 9.0, "quarantine", [56.0]),
+        (1, 0.0, "quarantine", [64.0]),
+        (3, 1e6, "quarantine", [64.0] * 3),
+    ],
 )
-def test_the_age_of_a_node_counts_only_where_it_is_the_only_one(connect, nodes, uptime, mode):
+def test_the_age_of_a_node_counts_only_where_it_is_the_only_one(connect, nodes, uptime, mode, left):
     """It is told by a wall clock, which may have been set since the node forgot a lease."""
     cluster = connect(Cluster(*["unmarked"] * nodes, uptime=uptime))
     cluster.problems()
     assert sorted(cluster.asked) == [(number, mode) for number in range(nodes)]
+    assert cluster.left == left
+
+
+@pytest.mark.parametrize(
+    ("uptime", "flushed", "left"),
+    [
+        (0, False, 64),
+        (1, False, 64),
+        (2, False, 63),
+        (64, False, 1),
+        (65, False, 0),
+        (65, True, 64),
+    ],
+)
+def test_a_lone_server_is_quarantined_from_its_start_on(uptime, flushed, left):
+    """It may be a second younger than it says, a difference of two whole seconds."""
+    greeting = Greeting("1" * 40, float(uptime), flushed=flushed, replicas=0, version="x")
+    assert quarantine_of_new(greeting, 1, Rules()) == left
 
 
 def test_a_connection_that_was_of_no_use_is_made_ever_less_often():

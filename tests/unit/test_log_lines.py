@@ -109,7 +109,10 @@ def test_no_quorum_for_a_task_is_told_by_what_becomes_of_the_task(records):
     (record,) = records(events.LockUnavailable("other", votes, 0.1, task="t", task_id="me"))
     assert record.levelno == logging.INFO
     assert record.redlock_event["votes"] == votes
-    (record,) = records(events.LockUnavailable("key", votes, 0.1))
+    left = {"retry_after": 60.1}  # of a quarantine, which the worker's main process speaks of
+    (record,) = records(events.LockUnavailable("new", votes, 0.1, **left, task="t", task_id="me"))
+    assert record.levelno == logging.DEBUG
+    (record,) = records(events.LockUnavailable("key", votes, 0.1, **left))
     assert record.levelno == logging.WARNING
     assert "node-1: no answer in time" in record.getMessage()
 

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import warnings
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -46,7 +47,7 @@ class Locks:
 def watch(locks, told=None):
     notify = [].append if told is None else told.append
     has = {"app": object(), "locks": locks, "notify": notify, "servers": object()}
-    return NodeWatch(SimpleNamespace(**has, speaks_of_nodes=False))
+    return NodeWatch(SimpleNamespace(**has, speaks_of_nodes=False), partial(notify, "woken"))
 
 
 def test_a_look_is_kept_and_told():
@@ -224,9 +225,11 @@ def test_whether_locks_can_be_granted_is_said_once(looks, told, monkeypatch, cap
     caplog.set_level("INFO", "celery_redlock")
     locks = Locks(*looks)
     locks.labels = ("a",) if len(looks[0]) == 1 else ("a", "b", "c")
-    it = watch(locks)
+    woken = []
+    it = watch(locks, woken)
     for _ in looks:
         it.look()
+    assert woken.count("woken") == str(told).count("again")
     assert [f"{record.levelname} {record.message}" for record in caplog.records] == told
     assert it._plugin.speaks_of_nodes
 

@@ -10,9 +10,11 @@ from types import SimpleNamespace
 import pytest
 from celery import Celery
 
-from celery_redlock import plugin
+from celery_redlock import RedlockTask, plugin
+from celery_redlock.lock.nodes.address import shown
 from celery_redlock.plugin import plugin_for
-from celery_redlock.task.worker.start_steps import LOOK_FOR_DEATHS, NoteDeaths
+from celery_redlock.task.base import check_tasks
+from celery_redlock.task.worker.start_steps import LOOK_FOR_DEATHS, NoteDeaths, start_line
 
 
 @pytest.mark.parametrize("has_children", [True, False])
@@ -52,3 +54,63 @@ def test_a_fork_while_another_thread_builds_does_not_jam_the_child():
         done.set()
         builder.join()
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+ONE, AWAY = "redis://broker/0", "one node: no lock while it is away"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "nodes", "line"),
+    [
+        ([], [ONE], "no task takes a lock"),
+        (["a"], [ONE], f"1 task takes a lock, on {ONE} ({AWAY}): a"),
+        (
+            ["b", "a"],
+            ["redis://1", "redis://2", "redis://3"],
+            "2 tasks take a lock, on redis://1, redis://2, redis://3 (2 of 3 nodes suffice): a, b",
+        ),
+        (
+            [f"t{number:02}" for number in range(12)],
+            ["unix:///s"],
+            f"12 tasks take a lock, on unix:///s ({AWAY}): t00, t01, t02, t03, t04 and 7 more",
+        ),
+    ],
+)
+def test_a_worker_says_what_it_does_in_one_line(tasks, nodes, line):
+    assert start_line(tasks, nodes) == f"redlock: {line}"
+
+
+def test_only_tasks_that_are_kept_from_running_take_a_lock():
+    """A task in report mode runs whatever the nodes say."""
+    app = Celery("shop", broker="redis://none", set_as_current=False)
+
+    @app.task(name="plain")
+    def plain():
+        """Take none."""
+
+    @app.task(name="locked", base=RedlockTask)
+    def locked():
+        """Take one."""
+
+    @app.task(name="reported", base=RedlockTask, lock_mode="report")
+    def reported():
+        """Report what a lock would do."""
+
+    assert check_tasks(app) == ["locked"]
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        ("redis://me:secret@broker:6379/0?socket_timeout=3", "redis://broker:6379/0"),
+        ("rediss://:se@cret@broker/2", "rediss://broker/2"),
+        ("unix:///run/redis.sock", "unix:///run/redis.sock"),
+        (
+            {"sentinels": ["redis://:secret@one:26379"], "service": "lock", "password": "secret"},
+            "lock@sentinel/0",
+        ),
+    ],
+    ids=str,
+)
+def test_a_node_is_shown_without_its_password(node, expected):
+    assert shown(node) == expected

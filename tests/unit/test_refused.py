@@ -29,6 +29,7 @@ from celery_redlock.events import TaskRescheduled, TaskSkipped
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task.execution.begin import Refused
 from celery_redlock.task.execution.claim import Claim
+from celery_redlock.task.execution.delay import delay
 from celery_redlock.task.execution.outcome import Outcome
 from celery_redlock.task.execution.plan import Situation
 from celery_redlock.task.execution.refused import refuse
@@ -36,6 +37,7 @@ from celery_redlock.task.execution.requeue import Requeue, requeue
 from celery_redlock.task.messages.broker import longest_countdown
 from celery_redlock.task.messages.delivery import Delivery
 from celery_redlock.task.messages.envelope import Envelope
+from celery_redlock.task.messages.waiting import Waiting
 from celery_redlock.task.naming.task_lock import lock_of
 from support.versions import CELERY
 
@@ -294,6 +296,27 @@ def test_what_a_broker_noted_of_the_past_stays_behind(app, published):
         "parent_id": None,
         "redlock": {**HEADER, "reschedules": 1},
     }
+
+
+@pytest.mark.parametrize(
+    ("listener", "ends", "policy", "expected"),
+    [
+        ("hears", 61.2, Reschedule(), 62),
+        ("hears", 61.2, Reschedule(base=1.0, cap=2.0), 62),
+        ("hears", None, Reschedule(), 1),
+        (None, 61.2, Reschedule(), 1),
+        ("hears", 61.2, Retry(countdown=5), 5),
+        ("hears", 3.2, Retry(countdown=5), 4),
+    ],
+)
+def test_a_quarantine_is_waited_out_once(app, listener, ends, policy, expected):
+    """Nothing is granted before it ends, and a worker that hears the nodes wakes it if it does."""
+    task = declare(app, on_unavailable=policy)
+    error = QuorumUnavailable("shop.bill:1", {"one:1/0": "quarantined"}, ends)
+    refused = refusal(task, delivery(task), Delivery("me", Envelope(), "e" * 32, True), error, [])
+    refused.claim.plugin.locks.listener = listener
+    found = {delay(refused, policy, Waiting.again(None, "shop.bill:1")) for _ in range(20)}
+    assert found == {expected}
 
 
 def test_every_reschedule_is_counted(app, published):

@@ -98,6 +98,7 @@ def app(monkeypatch):
 
 
 def receive(app, lock="a", *, name=None, since=1.7e9, eta=True, expires=None, task_id="me", **said):
+    waits = said.pop("waits", True)
     waiting = {"name": name or lock, "since": since, "times": 1}
     waiting |= {part: said.pop(part) for part in ("woken", "limit") if part in said}
     in_a_while = datetime.now(timezone.utc) + timedelta(minutes=1)
@@ -106,10 +107,12 @@ def receive(app, lock="a", *, name=None, since=1.7e9, eta=True, expires=None, ta
         "task": "bill",
         "lang": "py",
         "retries": 0,
-        "redlock": {"v": 1, "task_id": task_id, "id": "0" * 32, "waiting": waiting, **said},
+        "redlock": {"v": 1, "task_id": task_id, "id": "0" * 32, **said},
         "eta": in_a_while.isoformat() if eta else None,
         "expires": expires,
     }
+    if waits:
+        headers["redlock"].setdefault("waiting", waiting)
     message = SimpleNamespace(
         headers=headers,
         body=b"",
@@ -247,6 +250,57 @@ def test_how_many_places_a_lock_has_says_the_task(app):
     (wait,) = app.told
     assert wait.arguments[2] == b"0002"
     assert wait.keys[4:] == (b"redlock:lock:a", b"redlock:lock:a#1")
+
+
+# -- locks can be granted again ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "runs"),
+    [
+        ({"reschedules": 1}, True),
+        ({"reschedules": 0}, False),
+        ({"reschedules": 1, "eta": False}, False),
+    ],
+    ids=str,
+)
+def test_one_that_was_rescheduled_runs_when_locks_can_be_granted_again(app, said, runs):
+    """Whatever put it off; one that comes by itself, or was put off by its caller, waits on."""
+    request = receive(app, waits=False, **said)
+    app.room.wake_rescheduled()
+    app.room.wake()
+    app.room.wake_rescheduled()
+    app.room.wake()
+    assert app.ran == [request] * runs
+    assert (find(app.consumer.timer, request) is None) == (runs or not request.eta)
+
+
+def test_of_many_that_were_rescheduled_some_run_at_once(app, monkeypatch):
+    """To find one in the timer takes longer the more there are; the others come by themselves."""
+    monkeypatch.setattr(waiting_room, "MOST_AT_ONCE", 3)
+    requests = [receive(app, waits=False, reschedules=1, task_id=str(n)) for n in range(5)]
+    app.room.wake_rescheduled()
+    app.room.wake()
+    assert len(app.ran) == 3
+    assert set(app.ran) < set(requests)
+
+
+def test_one_that_cannot_be_run_early_keeps_no_other_from_it(app, monkeypatch, caplog):
+    requests = [receive(app, waits=False, reschedules=1, task_id=str(n)) for n in range(2)]
+    taken = iter([OSError("the broker is gone"), None])
+
+    def take_out_once(*given):
+        error = next(taken)
+        if error is not None:
+            raise error
+        return take_out(*given)
+
+    monkeypatch.setattr(waiting_room, "take_out", take_out_once)
+    app.room.wake_rescheduled()
+    app.room.wake()
+    assert len(app.ran) == 1
+    assert app.ran[0] in requests
+    assert "A task that was rescheduled was not run" in caplog.text
 
 
 # -- being woken ------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from celery_redlock.lock.records import is_text
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
 
-__all__ = ["Address", "addresses_of"]
+__all__ = ["Address", "addresses_of", "shown"]
 
 #: Longest wait for each step of connecting to a node, in the background [s].
 CONNECT_TIMEOUT = 1.0
@@ -30,6 +30,19 @@ OPTIONS: dict[str, Any] = {
     "client_name": "celery-redlock",
     "health_check_interval": 0,
 }
+#: How a connection is kept from being dropped on its way while nobody uses it, and is found to be
+#: dead where nobody uses it [s]; as far as the platform has it.
+KEEPALIVE = {
+    getattr(socket, name): value
+    for name, value in {
+        "TCP_KEEPIDLE": 30,
+        "TCP_KEEPALIVE": 30,  # as macOS calls it
+        "TCP_KEEPINTVL": 10,
+        "TCP_KEEPCNT": 3,
+    }.items()
+    if hasattr(socket, name)
+}
+OF_TCP: dict[str, Any] = {"socket_keepalive": True, "socket_keepalive_options": KEEPALIVE}
 #: What no URL changes, as it says in which form replies come.
 FIXED: dict[str, Any] = {
     "protocol": 2,  # RESP3 would cost another round trip at connect and bring nothing here
@@ -94,7 +107,7 @@ class SentinelAddress:
         self.label = f"{service}@sentinel/{options.get('db', 0)}"
         is_tls = options.pop("ssl", False)
         self._kind = bounded(redis.SSLConnection if is_tls else redis.Connection)
-        self._options = {**OPTIONS, **options}
+        self._options = {**OPTIONS, **OF_TCP, **options}
         self._service = service
         self._sentinels: list[redis.Redis] = [SentinelClient(s) for s in sentinels]
         try:
@@ -197,7 +210,9 @@ def addresses_of(nodes: object) -> tuple[Address, ...]:
 
 
 def pool_of(url: str) -> redis.ConnectionPool:
-    return redis.ConnectionPool(**{**OPTIONS, **parse_url(url), **FIXED})
+    where = parse_url(url)
+    own = OPTIONS if "path" in where else OPTIONS | OF_TCP
+    return redis.ConnectionPool(**{**own, **where, **FIXED})
 
 
 def places_of(host: str | None, port: int | None) -> list[str]:
@@ -245,8 +260,13 @@ def host_and_port(sentinel: object) -> tuple[str, int]:
 
 
 def not_a_sentinel(sentinel: object) -> ConfigurationError:
-    shown = hide_password(str(sentinel))
-    return ConfigurationError(f"redlock_nodes: {shown!r} is not a Sentinel, like 'host:26379'")
+    text = hide_password(str(sentinel))
+    return ConfigurationError(f"redlock_nodes: {text!r} is not a Sentinel, like 'host:26379'")
+
+
+def shown(node: object) -> str:
+    """Return a node of ``redlock_nodes`` as it was written there, without possible secrets."""
+    return hide_password(node) if isinstance(node, str) else address_of(node).label
 
 
 def hide_password(url: str) -> str:

@@ -23,7 +23,7 @@ from celery_redlock.lock.nodes.guard import (
     check_together,
     enrol,
     greet,
-    is_trusted_at_once,
+    quarantine_of_new,
 )
 from celery_redlock.process.deferral import defer_signals
 
@@ -132,9 +132,10 @@ class Connector:
             check_together(self._labels, self._greetings)
 
     def _enrol(self, node: Node, connection: AbstractConnection, greeting: Greeting) -> Greeting:
-        def ask(mode: str) -> tuple[str, float, float]:
+        def ask(mode: str, *left: float) -> tuple[str, float, float]:
+            run_id, fingerprint = greeting.run_id, self._fingerprint
             try:
-                enrolment = enrol(connection, self._rules, greeting.run_id, self._fingerprint, mode)
+                enrolment = enrol(connection, self._rules, run_id, fingerprint, mode, *left)
             except Foreign:
                 self._record(node, "foreign")
                 raise
@@ -145,8 +146,8 @@ class Connector:
         if state == "unmarked":
             self._await_others()
             check_enrolment(self._labels, self._states)
-            trusted = is_trusted_at_once(greeting, len(self._labels), self._rules)
-            _, left, node_now = ask("trust" if trusted else "quarantine")
+            left = quarantine_of_new(greeting, len(self._labels), self._rules)
+            _, left, node_now = ask("quarantine", left) if left else ask("trust")
         return replace(greeting, quarantine=left, node_now=node_now)
 
     def _record(self, node: Node, state: str) -> None:

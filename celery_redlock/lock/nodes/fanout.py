@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 from celery_redlock.lock import clock
 from celery_redlock.lock.nodes.connections import EITHER, READS, WRITES, Connections, Waiter
-from celery_redlock.lock.nodes.link import Gone
-from celery_redlock.lock.nodes.node import Node
+from celery_redlock.lock.nodes.link import Gone, Stale
+from celery_redlock.lock.nodes.node import NO_ANSWER, Node
 from celery_redlock.lock.nodes.round import Round
 from celery_redlock.lock.nodes.steps import whose
 from celery_redlock.lock.scripts.requests import inspect_request
@@ -30,6 +30,12 @@ __all__ = ["Fanout"]
 
 #: After this long unread, connections may have ended unnoticed [s].
 QUIET = 1.0
+#: After this long without a request, something on the way may have dropped a connection without a
+#: word [s]. Firewalls and load balancers do so from 60 s on.
+IDLE = 30.0
+#: Within which share of ``node_timeout`` a node shows that an idle connection is still there. In
+#: less than the whole: what is silent after it is the connection, and no news of the node.
+TIME_TO_SHOW = 0.5
 #: How long a waiter that did not deregister is kept after its deadline [s].
 INTERRUPTED = 2.0
 #: Shortest time that a node is taken to need for an answer [s].
@@ -63,8 +69,13 @@ class Fanout(Connections):
         if clock.now() - self._looked > QUIET:
             with self._mutex:
                 self._look()
+        if self._is_idle():
+            self._replace_dropped(ends)
         self.settle(ends)
-        deadline = clock.now() + self._rules.node_timeout
+        self._exchange(rounds, self._rules.node_timeout, ends)
+
+    def _exchange(self, rounds: Sequence[Round], longest: float, ends: float | None = None) -> None:
+        deadline = clock.now() + longest
         waiter = Waiter(rounds, deadline if ends is None else min(deadline, ends))
         try:
             with self._mutex:
@@ -81,12 +92,38 @@ class Fanout(Connections):
                 self._leave(waiter)
             self.publish()
 
+    def _look_at_all(self) -> Round:
+        """Return a round that every node answers, with its clock; it writes nothing."""
+        return Round(inspect_request(self._rules, ""), len(self.labels), lambda _: False)
+
+    def _is_idle(self) -> bool:
+        """Return whether a connection was not used for long, or has ended after that."""
+        before = clock.now() - IDLE
+        for node in self.nodes:  # without a generator, as it is on every task's path
+            if node.proven_at < before and (node.connection is not None or not node.is_settled):
+                return True
+        return False
+
+    def _replace_dropped(self, ends: float | None = None) -> None:
+        """
+        Replace the connections that were dropped while they were idle.
+
+        What is asked next waits for the new ones, as the first round of a process does.
+        """
+        before = [node.connection for node in self.nodes]
+        look = self._look_at_all()
+        self._exchange([look], self._rules.node_timeout * TIME_TO_SHOW, ends)
+        with self._mutex:
+            for node, connection, vote in zip(self.nodes, before, look.ballot, strict=True):
+                if vote is NO_ANSWER and node.connection is connection is not None:
+                    self._lose(node, Stale("its connection was dropped while it was idle"))
+            self._has_settled = False
+
     def _compare_clocks(self) -> None:
         """Find out whether our clock moved or those of the nodes in doubt, and act on it."""
         doubts = [node.clock.doubt for node in self.nodes]  # once: other threads settle them, too
         if any(doubt is not None and not doubt.is_reported for doubt in doubts):
-            read = Round(inspect_request(self._rules, ""), len(self.labels), lambda _: False)
-            self._ask([read])  # of the clocks of all; it writes nothing
+            self._ask([self._look_at_all()])
         with self._mutex:
             finding = whose([node.clock for node in self.nodes])
             for node in self.nodes:
@@ -109,9 +146,12 @@ class Fanout(Connections):
         if self.is_in_use_here():
             run_elsewhere(self.tell, a_round, skip)
             return
+        is_idle = self._is_idle()
         with self._mutex:
             self._send((a_round,), skip)
         self.publish()
+        if is_idle:  # what a dropped connection was sent is sent again by the next
+            run_elsewhere(self._replace_dropped)
 
     def _decline(self, rounds: Sequence[Round]) -> None:
         """Answer for the nodes where nobody can wait for them; what undoes something is sent."""

@@ -11,10 +11,10 @@ clients see the same. It is enrolled for one list of nodes, as two lists in use 
 have two majorities: all nodes are greeted before one is enrolled, and whoever has met a node
 that is enrolled for another list enrols none.
 
-One relief: a server that is the only node, and has been up for longer than a quarantine
-without ever being flushed, is trusted at once, so that a first task runs at once on the
-Redis one has. Of several nodes uptime is not believed: it is read off a wall clock, and nodes
-that boot with a late one look old once it is set.
+One relief: for a server that is the only node, and was never flushed, a quarantine counts from
+its start, not from when a client first saw it: leases of before the start end within it. So the
+Redis one has is trusted at once if it has been up for longer. Of several nodes uptime is not
+believed: it is read off a wall clock, and nodes that boot with a late one look old once it is set.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
     "enrol",
     "exchange",
     "greet",
-    "is_trusted_at_once",
+    "quarantine_of_new",
     "read_as",
     "replies",
 ]
@@ -54,6 +54,8 @@ Read = TypeVar("Read")
 NO_SERVER = "answers, but not as a Redis or Valkey server does (INFO names no role or run_id)"
 #: Digits of a number in INFO.
 LONGEST_NUMBER = 15
+#: By how much an uptime may be too large, being the difference of two whole seconds [s].
+ROUNDED = 1.0
 
 
 class Unfit(ConfigurationError):
@@ -173,22 +175,29 @@ def check_fit(info: dict[str, str]) -> None:
 
 
 def enrol(
-    connection: AbstractConnection, rules: Rules, run_id: str, fingerprint: str, mode: str
+    connection: AbstractConnection,
+    rules: Rules,
+    run_id: str,
+    fingerprint: str,
+    mode: str,
+    left: float | None = None,
 ) -> tuple[str, float, float]:
     """
     Ask the node for its enrolment, or change it.
 
     *mode* is ``"look"`` (quarantines a node that was another process when it was enrolled),
-    ``"trust"``, ``"quarantine"`` (for one that is not enrolled), or ``"bootstrap"`` (trust
-    whatever was there, on an operator's word).
+    ``"trust"``, ``"quarantine"`` (for one that is not enrolled: for *left* [s], if that is
+    enough), or ``"bootstrap"`` (trust whatever was there, on an operator's word).
 
     Returns:
         State, what is left of a quarantine [s], and the node's wall clock [s].
     """
     keys = Keys.of(rules.prefix, "")
     boot_id = boot_marker(run_id, fingerprint)
-    numbers = (boot_id, ms(rules.quarantine), mode.encode())
-    evalsha = (b"EVALSHA", ENROL.sha, b"2", keys.boot, keys.quarantine, *numbers)
+    asked = [boot_id, ms(rules.quarantine), mode.encode()]
+    if left is not None:
+        asked.append(ms(left))
+    evalsha = (b"EVALSHA", ENROL.sha, b"2", keys.boot, keys.quarantine, *asked)
     (reply,) = exchange(connection, evalsha)
     try:
         state, now, left, _ = reply
@@ -222,8 +231,11 @@ def check_enrolment(labels: Sequence[str], found: Mapping[int, str]) -> None:
             raise Unfit(msg)
 
 
-def is_trusted_at_once(greeting: Greeting, nodes: int, rules: Rules) -> bool:
-    return nodes == 1 and greeting.uptime > rules.quarantine and not greeting.flushed
+def quarantine_of_new(greeting: Greeting, nodes: int, rules: Rules) -> float:
+    """Return for how long a node that is not enrolled must not vote [s, >= 0]; one of *nodes*."""
+    if nodes > 1 or greeting.flushed:
+        return rules.quarantine
+    return max(0.0, rules.quarantine - max(0.0, greeting.uptime - ROUNDED))
 
 
 def check_together(labels: Sequence[str], greetings: Sequence[Greeting | None]) -> None:

@@ -21,7 +21,7 @@ from celery_redlock.lock.nodes.round import Round
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
 
-__all__ = ["NEVER", "PATIENCE", "Gone", "Link", "Owed"]
+__all__ = ["NEVER", "PATIENCE", "Gone", "Link", "Owed", "Stale"]
 
 #: Oldest unanswered request with which a connection is kept [s].
 PATIENCE = 2.0
@@ -39,6 +39,10 @@ Owed = tuple["Round | None", float]
 
 class Gone(Exception):
     """The connection to a node is no longer usable; says why."""
+
+
+class Stale(Gone):
+    """The connection was idle for long, and something on the way has dropped it."""
 
 
 class Link:

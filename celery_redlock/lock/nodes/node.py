@@ -19,7 +19,7 @@ from celery_redlock.events import Event, NodeClockJump, NodeDown, NodeQuarantine
 from celery_redlock.lock import clock
 from celery_redlock.lock.clock import ClockReading
 from celery_redlock.lock.nodes.guard import Greeting, boot_marker
-from celery_redlock.lock.nodes.link import NEVER, PATIENCE, Gone, Link, read_out_in_thread
+from celery_redlock.lock.nodes.link import NEVER, PATIENCE, Gone, Link, Stale, read_out_in_thread
 from celery_redlock.lock.nodes.round import Round, pack_round
 from celery_redlock.lock.nodes.steps import Finding, NodeClock
 from celery_redlock.lock.records import Keys, ms
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.lock.nodes.address import Address
 
-__all__ = ["Node", "without_echo"]
+__all__ = ["NO_ANSWER", "Node", "without_echo"]
 
 #: How many notes are kept for a node that is not connected.
 UNDELIVERED = 512
@@ -64,6 +64,9 @@ class Node(Link):
         self.suspect_since: float | None = None
         #: From the last request that a round waited for to its answer [s].
         self.latency: float | None = None
+        #: When it was connected, or sent the last request that it has answered [s].
+        self.proven_at = NEVER
+        self._said: type[Event] | None = None  # NodeUp or NodeDown
         self._undelivered: deque[Round] = deque(maxlen=UNDELIVERED)
         self._boot = b""
         self.clock = NodeClock(rules.drift_factor)
@@ -78,7 +81,8 @@ class Node(Link):
         self.suspect_since = self.problem = None
         self._open(connection)
         self.is_settled, self.is_connecting = True, False  # looked at without the mutex: last
-        self._news.append(NodeUp(self.label))
+        self.proven_at = clock.now()
+        self._say(NodeUp(self.label))
         if greeting.quarantine:
             self._news.append(NodeQuarantined(self.label, greeting.quarantine))
 
@@ -93,7 +97,10 @@ class Node(Link):
 
     def detach(self, problem: Exception) -> None:
         connection, self.connection = self.connection, None
-        self.fail(problem)
+        if isinstance(problem, Stale):  # which says nothing of the node
+            self.problem = problem
+        else:
+            self.fail(problem)
         owed, self._owed, self.quiet_since = self._owed, [], NEVER
         for a_round, sent in owed:
             if a_round is not None:
@@ -114,10 +121,14 @@ class Node(Link):
     def fail(self, problem: Exception) -> None:
         if ECHO in str(problem):
             problem = Gone(without_echo(problem))
-        if self.problem is None and self.suspect_since is None:  # else it was said already
-            self._news.append(NodeDown(self.label, str(problem)))
+        self._say(NodeDown(self.label, str(problem)))
         self.problem = problem
         self.is_settled = True
+
+    def _say(self, event: NodeUp | NodeDown) -> None:
+        if type(event) is not self._said:
+            self._said = type(event)
+            self._news.append(event)
 
     def _keep(self, a_round: Round, now: float) -> None:
         """Store a note for the next connection: it may not have arrived."""
@@ -133,7 +144,7 @@ class Node(Link):
         """Give up on this node; it is not waited for until it has answered."""
         if self.suspect_since is None and self._owed:
             self.suspect_since = since
-            self._news.append(NodeDown(self.label, "no answer in time"))
+            self._say(NodeDown(self.label, "no answer in time"))
 
     def overdue(self, now: float) -> Vote:
         if self.is_late(now):
@@ -189,11 +200,13 @@ class Node(Link):
             # The last three: what parsers make of bytes that are no answer of a server.
             raise Gone(str(error) or "an answer that is too large") from error
         finally:
+            if taken:
+                self.proven_at = owed[taken - 1][1]
             del owed[:taken]
         self.quiet_since = max(self._owed[0][1], self._took_more) if self._owed else NEVER
         if self.suspect_since is not None and not self.is_late(clock.now()):
             self.suspect_since = None
-            self._news.append(NodeUp(self.label))
+            self._say(NodeUp(self.label))
 
     def _heed(self, error: Exception, a_round: Round | None) -> None:
         """Send a script that the node forgot; raise Gone if it is to be greeted anew."""

@@ -158,6 +158,7 @@ return {mine and 1 or 0, 0}
 
 # KEYS 1 boot 2 quarantine
 # ARGV 1 boot id 2 quarantine 3 'look', 'trust', 'quarantine' or 'bootstrap'
+#      4 for 'quarantine', if a part of one is enough for a node that is not enrolled: how long
 # A marker is 'run id:fingerprint'. Answers the state found, the clock, what is left of a
 # quarantine, and the marker found.
 ENROL_LUA = """
@@ -170,8 +171,11 @@ if ARGV[3] == 'bootstrap' then
   return {'enrolled', now, 0, ARGV[1]}
 end
 if not found and ARGV[3] == 'look' then return {'unmarked', now, 0, ''} end
-if not found and ARGV[3] == 'trust' then
+if not found and (ARGV[3] == 'trust' or ARGV[4]) then
   redis.call('SET', KEYS[1], ARGV[1], 'PX', REMEMBERED)
+  if ARGV[4] and redis.call('PTTL', KEYS[2]) < tonumber(ARGV[4]) then
+    redis.call('SET', KEYS[2], '1', 'PX', ARGV[4])
+  end
 elseif found and string.sub(found, 41) ~= string.sub(ARGV[1], 41) then
   return {'foreign', now, 0, found}
 end

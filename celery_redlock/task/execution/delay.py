@@ -13,7 +13,7 @@ from celery_redlock.task.execution.outcome import Outcome
 from celery_redlock.task.execution.plan import PutOff, SetAside
 from celery_redlock.task.messages.broker import delays_in_broker, longest_countdown
 from celery_redlock.task.messages.waiting import Waiting
-from celery_redlock.task.policies import Queue, Reschedule, Retry, no_later
+from celery_redlock.task.policies import Queue, Reschedule, Retry, at_the_end, no_later
 
 __all__ = ["UNTIL_THAT_ENDS", "delay"]
 
@@ -27,7 +27,11 @@ def delay(refused: Refused, plan: PutOff, waiting: Waiting) -> float:
     longest, delays = longest_countdown(claim.task.app), delays_in_broker(claim.task.app)
     # In a worker that hears the nodes.
     is_woken = claim.plugin.locks.listener is not None and not delays
+    error = refused.error
+    ends = error.retry_after if isinstance(error, QuorumUnavailable) else None
     match plan:
+        case Reschedule() if ends is not None and is_woken:
+            return at_the_end(ends)
         case Retry():
             # Not at once: Celery stores RETRY after the publish, and would write it over what
             # came next.
@@ -43,8 +47,6 @@ def delay(refused: Refused, plan: PutOff, waiting: Waiting) -> float:
             if lasts is None or is_urgent:
                 return UNTIL_THAT_ENDS.countdown(times, longest)
             return lasts
-    error = refused.error
-    ends = error.retry_after if isinstance(error, QuorumUnavailable) else None
     return no_later(countdown, ends)
 
 

@@ -65,6 +65,8 @@ class RedlockRequest(Request):
         self._delivery = Delivery.of(self.task, self._request_dict, self.hostname)
         if self._delivery.envelope.reservation is not None:
             with_reservation.add(self)
+        if self._delivery.envelope.reschedules and self.eta is not None:
+            room_of(self.task.app).rescheduled.add(self)
         self._waits_as = None if self._delivery.envelope.waiting is None else self._wait()
 
     def is_owner(self, holder: dict[str, Any]) -> bool:

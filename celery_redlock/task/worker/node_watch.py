@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps
@@ -25,6 +25,7 @@ from celery_redlock.process.log import get_logger
 from celery_redlock.process.mutex import new_mutex
 from celery_redlock.reading.health import connect, probe
 from celery_redlock.reading.leaks import Leaks
+from celery_redlock.task.worker.waiting_room import room_of
 from celery_redlock.words import duration, redlock_command
 
 if TYPE_CHECKING:
@@ -50,14 +51,15 @@ LONGEST_HOLD = 2.0
 
 class NodeWatch:
     """
-    The health check of one worker's app.
+    The health check of one worker's app; *wake* is called when locks can be granted again.
 
     Attributes:
         seen: Found by the last look; empty before the first.
     """
 
-    def __init__(self, plugin: Plugin) -> None:
+    def __init__(self, plugin: Plugin, wake: Callable[[], None] = lambda: None) -> None:
         self._plugin = plugin
+        self._wake = wake
         self._stopped = threading.Event()
         self.seen: list[NodeStatus] = []
         self._unfit: set[str] = set()
@@ -123,7 +125,9 @@ class NodeWatch:
             logger.warning("%s", no_lock(self.seen))
             return
         words = how_many_vote(self.seen)
-        words = words if was_quorate is None else f"Locks can be granted again: {words}"
+        if was_quorate is not None:
+            words = f"Locks can be granted again: {words}"
+            self._wake()
         is_well = all(node.state == "up" for node in self.seen)
         logger.log(logging.INFO if is_well else logging.WARNING, "%s", words)
 
@@ -178,7 +182,7 @@ class WatchNodes(bootsteps.StartStopStep):
     def start(self, worker: Any) -> None:
         if not locking.disabled:
             plugin = plugin_for(worker.app)
-            plugin.node_watch = NodeWatch(plugin)
+            plugin.node_watch = NodeWatch(plugin, room_of(worker.app).wake_rescheduled)
             plugin.node_watch.start()
 
     def stop(self, worker: Any) -> None:

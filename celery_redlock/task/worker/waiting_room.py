@@ -15,7 +15,10 @@ import os
 import time
 import weakref
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from typing import Any
 
 from celery_redlock.events import TasksWaiting
@@ -45,13 +48,17 @@ LOOK_EVERY = COMES_EVERY
 #: How many waiting tasks do not count for ``worker_eta_task_limit``. With those that do, a worker
 #: would soon take no messages at all.
 UNCOUNTED = 1000
+#: How many are run at once when locks can be granted again; the others come by themselves.
+MOST_AT_ONCE = 100
 
 
 class WaitingRoom:
     def __init__(self, plugin: Plugin) -> None:
         self._plugin = plugin
         self._waiting: dict[WaitingTask, None] = {}
-        self._woken: deque[tuple[WaitingTask, float]] = deque()
+        self._woken: deque[Callable[[], None]] = deque()
+        #: Requests that were rescheduled, and come later.
+        self.rescheduled: weakref.WeakSet[Any] = weakref.WeakSet()
         self._nodes = Registration(plugin, self._waiting, self.ring_for)
         self._mutex = new_mutex()
         self._reported: Counter[str] = Counter()
@@ -131,7 +138,15 @@ class WaitingRoom:
 
     def ring_for(self, task: WaitingTask, after: float) -> None:
         """Have one that was woken run after so long [s]; called in any thread."""
-        self._woken.append((task, after))
+        self._ring(partial(self._run_after, task, after))
+
+    def wake_rescheduled(self) -> None:
+        """Run those that were rescheduled, as locks can be granted again; in any thread."""
+        for request in islice(list(self.rescheduled), MOST_AT_ONCE):
+            self._ring(partial(self._run_early, request))
+
+    def _ring(self, run: Callable[[], None]) -> None:
+        self._woken.append(run)
         if self._bell is None:  # not here, with the room's mutex: the pool may be full
             run_elsewhere(self.wake)
         else:
@@ -142,13 +157,24 @@ class WaitingRoom:
         """Run those that were woken; in the thread that runs tasks which come later."""
         while True:
             try:
-                task, after = self._woken.popleft()
+                run = self._woken.popleft()
             except IndexError:  # or without an event loop, another thread was quicker
                 return
-            if after:
-                self._consumer.timer.call_after(after, self._run, (task,))
-            else:
-                self._run(task)
+            run()
+
+    def _run_after(self, task: WaitingTask, after: float) -> None:
+        if after:
+            self._consumer.timer.call_after(after, self._run, (task,))
+        else:
+            self._run(task)
+
+    def _run_early(self, request: Any) -> None:
+        try:
+            scheduled = find(self._consumer.timer, request)
+            if scheduled is not None and take_out(self._consumer.timer, scheduled):
+                scheduled.entry.fun(*scheduled.entry.args, **scheduled.entry.kwargs)
+        except Exception:  # it comes by itself; Celery's own work must go on
+            logger.exception("A task that was rescheduled was not run")
 
     def _run(self, task: WaitingTask) -> None:
         try:
