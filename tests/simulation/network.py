@@ -257,7 +257,7 @@ class Link:
         server = self.server
         run_id = server.run_id.decode()
         server.greet()
-        greeting = Greeting(run_id, server.uptime, flushed=False, replicas=0, version="simulated")
+        greeting = Greeting(run_id, server.uptime, False, 0, "simulated", eviction=server.policy)
         if self.host.rules.restart_guard:
             left = self._enrol(greeting)
             if left is None:

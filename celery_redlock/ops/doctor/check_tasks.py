@@ -134,8 +134,9 @@ def leases_lost(facts: Facts) -> Iterator[Finding]:
         if forgotten[name]:
             fix += (
                 f" Of {forgotten[name]} the nodes had forgotten the lock, as they were restarted "
-                "or flushed. Let them keep their data (appendonly yes), and flush no server that "
-                "holds locks; a larger lock_ttl is no help there."
+                "or flushed, or evicted keys. Let them keep their data (appendonly yes, "
+                "maxmemory-policy noeviction), and flush no server that holds locks, as "
+                "cache.clear() does; a larger lock_ttl is no help there."
             )
         yield Finding(WARNING, "leases-lost", name, what, fix)
 
