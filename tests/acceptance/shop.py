@@ -32,6 +32,8 @@ app.conf.update(
     task_track_started=True,
     worker_prefetch_multiplier=1,
 )
+if not LOCKED:  # or a worker would take their options for those of a forgotten base
+    app.conf.redlock_protect = {"*": None}
 
 
 def lock_or_none():

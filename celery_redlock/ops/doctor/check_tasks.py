@@ -33,12 +33,25 @@ def check_tasks(facts: Facts) -> Iterator[Finding]:
         yield from wait_over_time_limit(task, task.options)
         yield from dedup_too_short(facts, task, task.options)
         yield from runs_unlocked(task, task.options)
+    yield from option_without_lock(facts)
     yield from holds_outlast_ttl(facts)
     yield from leases_lost(facts)
     yield from always_eager(facts)
     yield from queue_not_woken(facts)
     yield from queue_fills_worker(facts)
     yield from late_interrupt(facts)
+
+
+def option_without_lock(facts: Facts) -> Iterator[Finding]:
+    """Yield that options of ours are set on tasks that take no lock."""
+    for task in facts.unlocked:
+        what, fix = f"{task.what}.", task.fix
+        if task.library:
+            what += f" {task.library} has an option of this name, too, which may be what is meant."
+            fix = f"if a lock is meant: {fix}"
+        level = NOTE if task.library else ERROR
+        fix = f"{fix[0].upper()}{fix[1:]}."
+        yield Finding(level, "option-without-lock", task.task, what, fix)
 
 
 def retry_without_retries(task: TaskFacts, options: LockOptions) -> Iterator[Finding]:

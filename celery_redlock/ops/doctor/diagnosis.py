@@ -34,6 +34,7 @@ from celery_redlock.settings import Settings
 from celery_redlock.task.base import takes_lock
 from celery_redlock.task.messages.broker import delays_in_broker, visibility_timeout
 from celery_redlock.task.naming.task_lock import lock_of
+from celery_redlock.task.unlocked import unlocked_tasks
 
 __all__ = ["findings", "gather"]
 
@@ -72,6 +73,7 @@ def gather(app: Any, settings: Settings, tell: Callable[[int], None]) -> Facts:
         settings=settings,
         nodes=gather_nodes(settings.nodes, settings.rules, tell),
         tasks=tasks_of(app),
+        unlocked=list(unlocked_tasks(app)),
         others=[server for role, url in urls.items() for server in other(role, url)],
         caches=[server for cache, url in cache_urls() for server in other(cache, url)],
         records=records,

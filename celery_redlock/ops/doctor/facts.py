@@ -10,6 +10,7 @@ from typing import Any
 from celery_redlock.reading.tally import TaskTally
 from celery_redlock.settings import Settings
 from celery_redlock.task.options import LockOptions
+from celery_redlock.task.unlocked import Unlocked
 
 __all__ = ["Facts", "NodeFacts", "OtherServer", "TaskFacts", "database_of", "place_of"]
 
@@ -69,6 +70,7 @@ class Facts:
     settings: Settings
     nodes: Sequence[NodeFacts] = ()
     tasks: Sequence[TaskFacts] = ()  # those that take locks
+    unlocked: Sequence[Unlocked] = ()  # those that take none, with options of ours
     others: Sequence[OtherServer] = ()  # other servers of the app
     caches: Sequence[OtherServer] = ()  # where Django's caches are
     records: Sequence[Mapping[str, Any]] = ()  # of the journal, oldest first
