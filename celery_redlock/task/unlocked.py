@@ -8,7 +8,7 @@ more than it needs: every worker looks, also one without our tasks.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,7 +67,8 @@ def check_unlocked(app: Any) -> None:
         more = f". Likewise {names}{', ...' if others[NAMED:] else ''}" if others else ""
         raise ConfigurationError(f"{first.task}: {first.what}; {first.fix}{more}")
     if OURS in sys.modules:
-        for library, option in dict.fromkeys((it.library, it.options[0]) for it in found):
+        owned = ((it.library, option) for it in found for option in it.options)
+        for library, option in dict.fromkeys(owned):
             logger.warning(
                 "%s has a %s of its own: tasks with it take no lock of celery-redlock, unless they "
                 "have base=RedlockTask or redlock_protect names them",
@@ -77,15 +78,14 @@ def check_unlocked(app: Any) -> None:
 
 
 def unlocked_tasks(app: Any) -> Iterator[Unlocked]:
-    tasks = sorted(app.tasks.items())
-    patterns = getattr(app.tasks, "patterns", None)  # those of redlock_protect
-    for name, task in tasks:
+    patterns, for_all = getattr(app.tasks, "patterns", None), annotated(app)
+    for name, task in sorted(app.tasks.items()):
         classes = [cls for cls in type(task).__mro__ if not is_celerys(cls)]
-        is_left = patterns is not None and patterns.leaves(name)
+        is_left = patterns is not None and patterns.leaves(name)  # by redlock_protect
         if name.startswith(BUILT_IN) or is_left or any(cls.__module__ == OURS for cls in classes):
             continue
         of_library: dict[str, list[str]] = {}
-        for option in declared(classes, for_all_tasks(app)):
+        for option in declared(classes, for_all):
             # The first class that had it says what it is, whoever gives it a value.
             owner = next(cls for cls in reversed(classes) if option in vars(cls))
             library = owner.__module__.partition(".")[0] if is_installed(owner, app) else ""
@@ -101,10 +101,9 @@ def declared(classes: list[type], besides: frozenset[str]) -> Iterator[str]:
             yield option
 
 
-def for_all_tasks(app: Any) -> frozenset[str]:
+def annotated(app: Any) -> frozenset[str]:
     """Return what ``task_annotations`` gives to all tasks: it is meant for those with a lock."""
-    annotations = app.conf.task_annotations
-    return frozenset(annotations.get("*") or () if isinstance(annotations, Mapping) else ())
+    return frozenset(name for one in app.annotations for name in one.annotate_any() or ())
 
 
 def is_celerys(cls: type) -> bool:

@@ -12,6 +12,7 @@ from celery_redlock import LockLost, QuorumUnavailable, RedlockTask
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import LeaseLost
 from celery_redlock.lock.algorithm.request import LockRequest
+from celery_redlock.lock.nodes import guard
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.plugin import plugin_for
@@ -71,6 +72,19 @@ def test_of_several_it_is_refused(redis_nodes, locks):
     assert "allkeys-lru" in reading.bootstrap([s.url for s in servers], lock.rules)[lock.labels[1]]
 
 
+def test_one_that_does_not_count_what_it_evicts_is_refused(node, locks, monkeypatch):
+    """As a provider may hide it; else nobody would notice."""
+    evicting(node)
+    read = guard.read_info
+
+    def without_count(reply):
+        return {name: value for name, value in read(reply).items() if name != "evicted_keys"}
+
+    monkeypatch.setattr(guard, "read_info", without_count)
+    with pytest.raises(ConfigurationError, match="does not say how many keys it has evicted"):
+        check(locks([node], bootstrap=False))
+
+
 def evict_under_a_holder(node, locks):
     """Have the node evict a lock that is held; return its client's locks, and another's."""
     client = evicting(node)
@@ -91,9 +105,9 @@ def test_after_an_eviction_nobody_is_granted_a_lock_that_may_be_held(node, locks
     assert 0 < refusal.value.retry_after <= theirs.rules.quarantine
 
 
-@pytest.mark.parametrize("guard", ["every-vote-looks", "evicted-keys"])
-def test_without_the_look_two_hold_it(node, locks, guard):
-    with switched_off([guard]):
+@pytest.mark.parametrize("off", ["every-vote-looks", "evicted-keys"])
+def test_without_the_look_two_hold_it(node, locks, off):
+    with switched_off([off]):
         lease, theirs = evict_under_a_holder(node, locks)
         theirs.acquire("report")
         assert lease.remaining() > 0

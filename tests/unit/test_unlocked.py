@@ -95,9 +95,11 @@ def test_a_class_that_is_registered_is_found(app):
     assert found(app) == [("shop.bill", ("unique_until",), "")]
 
 
-def test_an_annotation_is_found(app):
+@pytest.mark.parametrize("form", [dict, lambda one: [one]])
+def test_an_annotation_is_found(app, form):
     """One for this task; one for all tasks is meant for those that take a lock."""
-    app.conf.task_annotations = {"*": {"lock_ttl": 60}, "shop.bill": {"on_conflict": "fail"}}
+    given = {"*": {"lock_ttl": 60}, "shop.bill": {"on_conflict": "fail"}}
+    app.conf.task_annotations = form(given)
     declare(app)
     declare(app, "shop.other")
     assert found(app) == [("shop.bill", ("on_conflict",), "")]

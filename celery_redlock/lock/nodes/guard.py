@@ -143,9 +143,11 @@ def greet(connection: AbstractConnection, nodes: int = 1) -> Greeting:
     info = read_info(reply)
     check_fit(info)
     eviction = policy_that_evicts(info)
-    if eviction and nodes > 1:
-        msg = f"may evict locks (maxmemory-policy {eviction}); set maxmemory-policy noeviction"
-        raise Unfit(msg)
+    is_counted = "evicted_keys" in info
+    if eviction and not (nodes == 1 and is_counted):
+        more = "" if is_counted else " and does not say how many keys it has evicted"
+        msg = f"may evict locks (maxmemory-policy {eviction}){more}"
+        raise Unfit(f"{msg}; set maxmemory-policy noeviction")
     return Greeting(
         run_id=info["run_id"],
         uptime=float(whole_in(info, "uptime_in_seconds")),
