@@ -8,7 +8,7 @@ more than it needs: every worker looks, also one without our tasks.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from celery_redlock.errors import ConfigurationError
 from celery_redlock.process.log import get_logger
 from celery_redlock.task.option_names import BUILT_IN, OPTIONS
 
-__all__ = ["Unlocked", "check_at_start", "unlocked_tasks"]
+__all__ = ["Unlocked", "check_at_start", "of_libraries", "unlocked_tasks"]
 
 logger = get_logger(__name__)
 
@@ -67,14 +67,24 @@ def check_unlocked(app: Any) -> None:
         more = f". Likewise {names}{', ...' if others[NAMED:] else ''}" if others else ""
         raise ConfigurationError(f"{first.task}: {first.what}; {first.fix}{more}")
     if OURS in sys.modules:
-        owned = ((it.library, option) for it in found for option in it.options)
-        for library, option in dict.fromkeys(owned):
+        for library, (options, _) in of_libraries(found).items():
             logger.warning(
-                "%s has a %s of its own: tasks with it take no lock of celery-redlock, unless they "
-                "have base=RedlockTask or redlock_protect names them",
+                "%s has %s of its own: its tasks take no lock of celery-redlock, unless they have "
+                "base=RedlockTask, too, or redlock_protect names them",
                 library,
-                option,
+                " and ".join(options),
             )
+
+
+def of_libraries(found: Iterable[Unlocked]) -> dict[str, tuple[list[str], list[str]]]:
+    """Return the libraries that own options: which, and the tasks that have them."""
+    owned: dict[str, tuple[list[str], list[str]]] = {}
+    for one in found:
+        if one.library:
+            options, tasks = owned.setdefault(one.library, ([], []))
+            options += [option for option in one.options if option not in options]
+            tasks.append(one.task)
+    return owned
 
 
 def unlocked_tasks(app: Any) -> Iterator[Unlocked]:

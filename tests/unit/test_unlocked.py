@@ -141,6 +141,16 @@ def test_what_another_library_owns_is_a_warning(app, library, caplog, given):
     assert {library for _, _, library in found(app)} == {"celery_singleton"}
 
 
+def test_celery_singleton_keeps_its_own(app, caplog):
+    """It has two of our names, one as a method; its tasks start as ever."""
+    singleton = pytest.importorskip("celery_singleton")
+    declare(app, base=singleton.Singleton, unique_on=["invoice"])
+    with caplog.at_level(logging.WARNING):
+        start(app)
+    (warning,) = caplog.messages
+    assert warning.startswith("celery_singleton has unique_on and on_duplicate of its own")
+
+
 def test_an_app_without_us_hears_nothing_of_other_libraries(app, library, caplog, monkeypatch):
     """The package may be installed for another app."""
     monkeypatch.delitem(sys.modules, OURS)

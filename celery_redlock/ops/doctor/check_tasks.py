@@ -11,6 +11,7 @@ from celery_redlock.ops.doctor.facts import Facts, TaskFacts
 from celery_redlock.ops.text import one_line
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.policies import Queue, Reschedule, Retry, RunUnlocked
+from celery_redlock.task.unlocked import of_libraries
 from celery_redlock.task.worker.waiting_room import UNCOUNTED
 from celery_redlock.words import counted, duration, is_forgotten, moment, number, redlock_command
 
@@ -45,13 +46,15 @@ def check_tasks(facts: Facts) -> Iterator[Finding]:
 def option_without_lock(facts: Facts) -> Iterator[Finding]:
     """Yield that options of ours are set on tasks that take no lock."""
     for task in facts.unlocked:
-        what, fix = f"{task.what}.", task.fix
-        if task.library:
-            what += f" {task.library} has an option of this name, too, which may be what is meant."
-            fix = f"if a lock is meant: {fix}"
-        level = NOTE if task.library else ERROR
-        fix = f"{fix[0].upper()}{fix[1:]}."
-        yield Finding(level, "option-without-lock", task.task, what, fix)
+        if not task.library:
+            fix = f"{task.fix[0].upper()}{task.fix[1:]}."
+            yield Finding(ERROR, "option-without-lock", task.task, f"{task.what}.", fix)
+    for library, (options, tasks) in of_libraries(facts.unlocked).items():
+        what = (
+            f"It has {' and '.join(options)} of its own: its tasks take no lock ({names(tasks)})."
+        )
+        fix = "If they are to take one: base=RedlockTask, too, or name them in redlock_protect."
+        yield Finding(NOTE, "option-without-lock", library, what, fix)
 
 
 def retry_without_retries(task: TaskFacts, options: LockOptions) -> Iterator[Finding]:
