@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock.nodes.address import UrlAddress
 from celery_redlock.settings import KNOWN, PREFIX
 
-__all__ = ["first_url", "redis_of", "redlock_conf", "spelling"]
+__all__ = ["cache_databases", "cache_urls", "first_url", "redis_of", "redlock_conf", "spelling"]
 
 
 def redlock_conf(app: Any) -> dict[str, Any]:
@@ -43,6 +47,28 @@ def redis_of(*urls: Any) -> str | None:
         if first.startswith("redis+socket://"):
             return first.replace("redis+socket://", "unix://", 1).replace("virtual_host=", "db=")
     return None
+
+
+def cache_urls() -> Iterator[tuple[str, str]]:
+    """Yield the caches of Django that are in Redis, if this process has Django: alias and URL."""
+    django = sys.modules.get("django.conf")
+    if django is None or not django.settings.configured:
+        return
+    for alias, cache in django.settings.CACHES.items():
+        where = cache.get("LOCATION") or ()
+        for url in re.split("[;,]", where) if isinstance(where, str) else where:
+            found = redis_of(url)
+            if found is not None:
+                yield f"Django's cache {alias!r}", found
+
+
+def cache_databases() -> dict[str, str]:
+    """Return the databases that ``cache.clear()`` flushes: label -> whose cache it is."""
+    found = {}
+    for cache, url in cache_urls():
+        with contextlib.suppress(ConfigurationError):
+            found[UrlAddress(url).label] = cache
+    return found
 
 
 def first_url(url: Any) -> str:

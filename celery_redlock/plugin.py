@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from celery import signals
 
-from celery_redlock.configuration import redis_of, redlock_conf
+from celery_redlock.configuration import cache_databases, redis_of, redlock_conf
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import Event, LockEvent, Observer, tell
 from celery_redlock.lock.redlock import Redlock
@@ -33,7 +33,6 @@ from celery_redlock.process.mutex import new_mutex
 from celery_redlock.reading import health
 from celery_redlock.settings import Settings, check_key_headers, report_prefix
 from celery_redlock.unique.reservations import Reservations
-from celery_redlock.words import counted
 
 __all__ = ["Plugin", "Servers", "locking", "plugin_for"]
 
@@ -258,15 +257,8 @@ class Plugin:
             logger.critical("celery-redlock: nothing is reported: %s", error)
         for node, problem in silent.items():
             logger.warning("Lock node %s does not answer: %s", node, problem)
-        for node, count in health.replicas(self.locks).items():
-            logger.warning(
-                "Lock node %s has %s, which may lack its latest locks%s. Never make a "
-                "lock node a replica (REPLICAOF), not even briefly: it forgets locks, and does not "
-                "vote for a while",
-                node,
-                counted(count, "replica"),
-                "; the other nodes replace it" if len(self.locks.labels) > 1 else "",
-            )
+        for risk in health.risks(self.locks, cache_databases()):
+            logger.warning("%s", risk)
         self.locks.close()  # the processes that run tasks connect by themselves
         return locked
 

@@ -7,7 +7,8 @@ neither of them names this module in Django's ``INSTALLED_APPS``, or imports it 
     app made --> its tasks are watched (a fix-up, as Celery has one for Django)
     first task registered --> with the setting: protected; without: Celery's own registry again
     app finalized --> likewise, for an app whose setting came later
-    worker starts --> refuses a setting that is misspelt, or came later still
+    worker starts --> refuses a setting that is misspelt, or came later still, and options of
+                      ours on tasks that take no lock
 
 Celery finalizes an app only where somebody looks at its tasks, which a publisher need not do.
 """
@@ -26,6 +27,7 @@ __all__ = ["CheckSetting", "WatchedTasks", "apply_setting", "watch_with"]
 #: By their names, as an app without settings of ours does without them.
 PROTECT = "celery_redlock.task.protection:protect_tasks"
 CHECK = "celery_redlock.task.protection:check_at_start"
+CHECK_UNLOCKED = "celery_redlock.task.unlocked:check_at_start"
 #: How Celery calls `watch`, for each app that it makes.
 FIXUP = f"{__name__}:watch"
 
@@ -50,12 +52,13 @@ def apply_setting(app: Any) -> None:
 
 
 class CheckSetting(bootsteps.Step):
-    """The step of a worker's start that refuses settings of ours that protect nothing."""
+    """The step of a worker's start that refuses settings and options that protect nothing."""
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
         if any("redlock_" in str(key).lower() for key in worker.app.conf):
             symbol_by_name(CHECK)(worker.app)
+        symbol_by_name(CHECK_UNLOCKED)(worker.app)
 
 
 def watch_with(kind: type[WatchedTasks] | None, app: Any, **attributes: Any) -> Any:

@@ -43,6 +43,8 @@ LOSSES = {
     "fork": "a child process does not inherit a lock",
     "released": "it was released",
 }
+#: Why a node no longer knows what it granted.
+FORGOTTEN = "(it was restarted or flushed, it evicted keys, or its clock was set)"
 #: How the vote of a node begins that gave none, and of one that no longer knows what it granted.
 SILENT, FORGETFUL = "unreachable", "quarantined"
 
@@ -122,21 +124,17 @@ def votes_in_words(votes: object) -> str:
 def loss(reason: object, votes: object = None) -> str:
     """Return why a lock was lost, in words; *reason* and *votes* as in `LockLost`."""
     said = [str(vote) for vote in votes.values()] if isinstance(votes, Mapping) else []
-    parts = [LOSSES.get(str(reason), printable(reason))]
-    for begin, what in (
-        (SILENT, "unreachable"),
-        (FORGETFUL, forgot(said)),
-    ):
-        count = sum(vote.startswith(begin) for vote in said)
+    forgetful = sum(vote.startswith(FORGETFUL) for vote in said)
+    if reason == "deadline" and is_forgotten(votes):
+        of = "the node" if len(said) == 1 else f"{forgetful} of {counted(len(said), 'node')}"
+        parts, forgetful = [f"{of} forgot it {FORGOTTEN}"], 0
+    else:
+        parts = [LOSSES.get(str(reason), printable(reason))]
+    silent = sum(vote.startswith(SILENT) for vote in said)
+    for count, what in ((silent, "unreachable"), (forgetful, "quarantined")):
         if count:
             parts.append(f"{count} of {counted(len(said), 'node')} {what}")
     return ", ".join(parts)
-
-
-def forgot(votes: Sequence[str]) -> str:
-    if is_forgotten(dict(enumerate(votes))):
-        return "forgot it (restarted or flushed, or its clock was set)"
-    return "quarantined"
 
 
 def is_forgotten(votes: object) -> bool:

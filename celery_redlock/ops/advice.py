@@ -82,8 +82,9 @@ def of_ttl(watched: Watched, options: LockOptions) -> Iterator[Advice]:
     if lost and is_forgotten(watched.tally.examples.get("lost", {}).get("votes")):
         what = (
             f"{measured} {counted(lost, 'lease')} lost, the last as its nodes forgot it: they were "
-            "restarted or flushed. A longer one is no help; let nodes keep their data (appendonly "
-            "yes), and flush no server that holds locks."
+            "restarted or flushed, or evicted keys. A longer one is no help; let nodes keep their "
+            "data (appendonly yes, maxmemory-policy noeviction), and flush no server that holds "
+            "locks, as cache.clear() does."
         )
         yield Advice("lock_ttl", what)
     elif lost:

@@ -97,13 +97,12 @@ class Everywhere(Generic[View]):
 
     def __iter__(self) -> Generator[View, None, None]:
         voteless, labels = set[str](), [address.label for address in self._addresses]
-        fingerprint = self._rules.fingerprint(labels)
         loads = [(b"SCRIPT", b"LOAD", script.source) for script in (READ, EXPIRIES)]
 
         def connect(address: Address) -> AbstractConnection | None:
             with contextlib.suppress(RedisError, OSError):
                 connection = stack.enter_context(connected(address))
-                if not is_voting(connection, self._rules, fingerprint):
+                if not is_voting(connection, self._rules, labels):
                     voteless.add(address.label)
                 exchange(connection, *loads)
                 return connection

@@ -8,6 +8,7 @@ lock on, and how near they are.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from celery_redlock.errors import ConfigurationError
@@ -17,12 +18,13 @@ from celery_redlock.lock.scripts.requests import probe_request
 from celery_redlock.lock.scripts.votes import Vote, VoteKind
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.several_servers import SEVERAL, several_servers
+from celery_redlock.words import counted, duration
 
 if TYPE_CHECKING:
     from celery_redlock.lock.nodes.node import Node
     from celery_redlock.lock.redlock import Redlock
 
-__all__ = ["check", "connect", "probe", "replicas"]
+__all__ = ["check", "connect", "probe", "risks"]
 
 #: How long `check` waits for nodes that are being connected [s].
 LONGEST_CONNECT = 5.0
@@ -51,8 +53,8 @@ def check(locks: Redlock) -> dict[str, str]:
 
     Raises:
         ConfigurationError: A server must not be a lock node (a replica, a cluster node,
-            one that evicts keys, one named twice, one enrolled for other settings, two under one
-            name).
+            one of several that evicts keys, one named twice, one enrolled for other settings, two
+            under one name).
     """
     connect(locks, LONGEST_CONNECT)
     locks.fanout.publish()
@@ -72,10 +74,32 @@ def check(locks: Redlock) -> dict[str, str]:
     return {label: str(problem) for label, problem in problems.items()}
 
 
-def replicas(locks: Redlock) -> dict[str, int]:
-    """Return how many replicas each node had when it was connected, but for Sentinel's."""
-    urls = [node for node in locks.fanout.nodes if isinstance(node.address, UrlAddress)]
-    return {n.label: n.greeting.replicas for n in urls if n.greeting and n.greeting.replicas}
+def risks(locks: Redlock, caches: Mapping[str, str]) -> Iterator[str]:
+    """Yield what may make connected nodes forget locks; *caches*: label of a database -> whose."""
+    for node in locks.fanout.nodes:
+        if node.greeting is None:
+            continue
+        if node.greeting.replicas and isinstance(node.address, UrlAddress):  # not a Sentinel's
+            others = "; the other nodes replace it" if len(locks.labels) > 1 else ""
+            yield (
+                f"Lock node {node.label} has {counted(node.greeting.replicas, 'replica')}, which "
+                f"may lack its latest locks{others}. Never make a lock node a replica (REPLICAOF), "
+                "not even briefly: it forgets locks, and does not vote for a while"
+            )
+        if node.greeting.eviction:
+            yield (
+                f"Lock node {node.label} may evict locks when its memory is full "
+                f"(maxmemory-policy {node.greeting.eviction}). Whenever it has evicted keys, locks "
+                f"that are held are lost, and none is granted for "
+                f"{duration(locks.rules.quarantine)}; set maxmemory-policy noeviction, or name "
+                "another server in redlock_nodes"
+            )
+        if node.label in caches:
+            yield (
+                f"Lock node {node.label} is the database of {caches[node.label]}: cache.clear() "
+                "flushes it (FLUSHDB), so that locks that are held are lost, and none is granted "
+                f"for {duration(locks.rules.quarantine)}; give the cache a database of its own"
+            )
 
 
 def status(node: Node, vote: Vote) -> NodeStatus:
@@ -89,6 +113,7 @@ def status(node: Node, vote: Vote) -> NodeStatus:
         problem="" if state == "up" else vote.in_words(),
         latency=node.latency if is_counted else None,
         clock_offset=node.clock_offset if is_counted else None,
+        eviction=node.greeting.eviction if node.greeting else "",
     )
 
 

@@ -58,6 +58,7 @@ class NodeStatus:
     latency: float | None = None  # from a request to its answer [s]; None where there was none
     #: How far its wall clock is ahead of ours [s]; None if unknown
     clock_offset: float | None = None
+    eviction: str = ""  # its maxmemory-policy if that may evict keys; "" where it was not asked
 
 
 class Visit(NamedTuple):
@@ -76,12 +77,12 @@ def visit_all(nodes: Sequence[Any], rules: Rules, *commands: Command) -> list[Vi
     the *commands* all the same.
     """
     addresses, seen = addresses_of(nodes), set[str]()
-    fingerprint = rules.fingerprint(address.label for address in addresses)
+    labels = [address.label for address in addresses]
 
     def visit(address: Address) -> tuple[str, Visit]:
         try:
             with connected(address) as connection:
-                return visited(connection, address.label, rules, fingerprint, commands)
+                return visited(connection, address.label, rules, labels, commands)
         except (RedisError, OSError, ConfigurationError) as error:
             return "", Visit(failed(address.label, error), [error] * len(commands))
 
@@ -102,16 +103,16 @@ def visited(
     connection: AbstractConnection,
     label: str,
     rules: Rules,
-    fingerprint: str,
+    labels: Sequence[str],
     commands: Sequence[Command],
 ) -> tuple[str, Visit]:
     """Return the run id of a node that may vote, "" of another, and what it says."""
     try:
         sent = time.monotonic()
-        greeting = greet(connection)
+        greeting = greet(connection, len(labels))
         if rules.restart_guard:
             sent = time.monotonic()
-        state, left = enrolment(connection, rules, greeting.run_id, fingerprint)
+        state, left = enrolment(connection, rules, greeting.run_id, rules.fingerprint(labels))
         latency = time.monotonic() - sent
     except (ResponseError, ConfigurationError) as error:  # it may answer the rest
         return "", Visit(failed(label, error), replies(connection, *commands))
@@ -152,11 +153,13 @@ def ask_all(addresses: Sequence[Address], ask: Callable[[Address], Answer]) -> l
         return list(threads.map(ask, addresses))
 
 
-def ask_fit(address: Address, ask: Callable[[AbstractConnection, Greeting], str]) -> str:
-    """Return what *ask* makes of a node that may be a lock node, or the text of its error."""
+def ask_fit(
+    address: Address, nodes: int, ask: Callable[[AbstractConnection, Greeting], str]
+) -> str:
+    """Return what *ask* makes of a node, one of *nodes*, if it may be one, or its error's text."""
     try:
         with connected(address) as connection:
-            return ask(connection, greet(connection))
+            return ask(connection, greet(connection, nodes))
     except (RedisError, OSError, ConfigurationError) as error:
         return without_echo(error)
 
@@ -180,7 +183,7 @@ def bootstrap(nodes: Sequence[Any], rules: Rules) -> dict[str, str]:
         seen.add(greeting.run_id)
         return enrol(connection, rules, greeting.run_id, fingerprint, "bootstrap")[0]
 
-    return {address.label: ask_fit(address, ask) for address in addresses}
+    return {address.label: ask_fit(address, len(addresses), ask) for address in addresses}
 
 
 def enrolment(
@@ -192,10 +195,11 @@ def enrolment(
     return state, left
 
 
-def is_voting(connection: AbstractConnection, rules: Rules, fingerprint: str) -> bool:
+def is_voting(connection: AbstractConnection, rules: Rules, labels: Sequence[str]) -> bool:
     """Return whether a node grants locks; not if it will not tell this user."""
     try:
-        found = enrolment(connection, rules, greet(connection).run_id, fingerprint)
+        run_id = greet(connection, len(labels)).run_id
+        found = enrolment(connection, rules, run_id, rules.fingerprint(labels))
     except (ConfigurationError, ResponseError):
         return False
     return found == ("enrolled", 0.0)

@@ -68,5 +68,5 @@ def release_seen(
         return "released" if released else "held by another"
 
     addresses = addresses_of(nodes)
-    answers = ask_all(addresses, lambda address: ask_fit(address, ask))
+    answers = ask_all(addresses, lambda address: ask_fit(address, len(addresses), ask))
     return {address.label: answer for address, answer in zip(addresses, answers, strict=True)}

@@ -10,6 +10,7 @@ from celery_redlock.errors import ConfigurationError, LockKeyError
 from celery_redlock.lock.rules import flag, in_seconds, positive
 from celery_redlock.lock.waiting.waiting import MOST_PLACES
 from celery_redlock.settings import MODES, PREFIX, Settings, one_of, report_prefix
+from celery_redlock.task.option_names import BUILT_IN, OPTIONS
 from celery_redlock.task.policies import Policy, policy_of
 
 __all__ = [
@@ -22,29 +23,6 @@ __all__ = [
     "overlap_word",
 ]
 
-#: Celery's own tasks; they inherit from us under ``task_cls`` and take no lock.
-BUILT_IN = "celery."
-
-#: Task attribute -> setting without the prefix; "" for attributes without a setting.
-OPTIONS = {
-    "lock_key": "",
-    "unique_on": "",
-    "lock_ttl": "ttl",
-    "lock_wait": "wait",
-    "lock_limit": "",
-    "lock_mode": "mode",
-    "on_conflict": "on_conflict",
-    "on_unavailable": "on_unavailable",
-    "on_lock_lost": "on_lock_lost",
-    "fence": "fence",
-    "min_hold": "",
-    "dedup_ttl": "dedup_ttl",
-    "chain_on_skip": "",
-    "unique_until": "",
-    "unique_for": "",
-    "on_duplicate": "",
-    "overlap": "",
-}
 UNIQUE_UNTIL = ("started", "finished", "success", "expired")
 #: What beat does with a slot while the run of an earlier one has not ended.
 OVERLAP = ("skip", "buffer_one", "allow")

@@ -41,6 +41,7 @@ class NodeModel:
         scripts: Digest -> script that it has loaded.
         history: Its replication id; another one after it was a replica.
         has_followed: Whether it was a replica since it was started.
+        evicted: How many keys it has evicted since then.
     """
 
     def __init__(self, position: int, wall: Callable[[], float]) -> None:
@@ -53,7 +54,7 @@ class NodeModel:
         self.is_full = self.is_busy = self.is_replica = False
         self.denied: frozenset[bytes] = frozenset()
         self.scripts: dict[bytes, lua.Script] = {}
-        self.history, self.has_followed = self.run_id, False
+        self.history, self.has_followed, self.evicted = self.run_id, False, 0
         self._has_written = False
 
     @property
@@ -79,13 +80,18 @@ class NodeModel:
         self.is_up = self.is_full = self.is_busy = False
         self.boots += 1
         self.keyspace.store = dict(kept or {})
-        self.history, self.has_followed = self.run_id, False
+        self.history, self.has_followed, self.evicted = self.run_id, False, 0
         self.forget_scripts()
 
     def follow(self, copy: Store, history: bytes) -> None:
         """Take over what another server has, as its replica, and be a master again."""
         self.keyspace.store = dict(copy)
         self.history, self.has_followed = history, True
+
+    def evict(self, key: bytes) -> None:
+        """Lose a key, as a server does whose memory is full."""
+        if self.store.pop(key, None) is not None:
+            self.evicted += 1
 
     def greet(self) -> None:
         with _turn:
@@ -145,16 +151,19 @@ class NodeModel:
         self._has_written = True
 
     def _info(self, section: bytes) -> bytes:
-        if section.lower() not in (b"", b"replication"):
-            return b""
         second = b"1" * 40 if self.has_followed else b"0" * 40
-        lines = (
-            b"# Replication",
-            b"role:slave" if self.is_replica else b"role:master",
-            b"master_replid:" + self.history,
-            b"master_replid2:" + second,
-        )
-        return b"\r\n".join(lines) + b"\r\n"
+        sections: dict[bytes, tuple[bytes, ...]] = {
+            b"stats": (b"# Stats", b"evicted_keys:%d" % self.evicted),
+            b"replication": (
+                b"# Replication",
+                b"role:slave" if self.is_replica else b"role:master",
+                b"master_replid:" + self.history,
+                b"master_replid2:" + second,
+            ),
+        }
+        asked = [section.lower()] if section else list(sections)
+        found = (sections[name] for name in asked if name in sections)
+        return b"\r\n".join(b"".join(line + b"\r\n" for line in lines) for lines in found)
 
     # -- scripts -----------------------------------------------------------------------
 

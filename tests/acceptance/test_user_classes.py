@@ -62,10 +62,12 @@ def declare(app):
             declare_form(app, mine, name)
     if app.conf["own_request"]:
         task_of(app, type("Own", (mine,), {"abstract": True, "Request": Request}), "own_request")
+    takes_lock = app.conf["protected"] or app.conf.redlock_protect
     for policy in ("retry", "reschedule"):
+        more = {"on_conflict": policy} if takes_lock else {}
         for name, kind in {"publishing": publishing(mine), "mixed": mixed(mine)}.items():
             # Long enough for whoever waits for the other to be seen doing so.
-            task_of(app, kind, f"{name}_{policy}", on_conflict=policy, default_retry_delay=2)
+            task_of(app, kind, f"{name}_{policy}", default_retry_delay=2, **more)
     if "EVENTS" in os.environ:
         signals.task_postrun.connect(note_end, weak=False)
         trace.build_tracer = monitored(trace.build_tracer)

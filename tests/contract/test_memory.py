@@ -66,6 +66,7 @@ from celery_redlock.unique.requests import (
     start_request,
 )
 from support.both import TINY, Both
+from support.eviction import POLICY, evict
 from support.waiting import eventually
 
 #: How many random sequences are tried on each kind of server.
@@ -431,6 +432,20 @@ def test_a_server_that_was_a_replica_is_known_by_its_history(unwell, mode):
     unwell.tell(*words_of(probe_request(RULES)))
     unwell.compare()
     assert unwell.answer[0] == -2
+
+
+@pytest.mark.parametrize("mode", [b"look", b"trust", b"quarantine", b"bootstrap"])
+def test_a_server_that_has_evicted_keys_is_known_by_their_count(unwell, mode):
+    """In memory as on servers; an operator's word covers those that were evicted before it."""
+    unwell.tell(*enrolment(b"bootstrap"))
+    unwell.client.config_set("maxmemory-policy", POLICY)
+    evict(unwell.client, expires=100_000)
+    unwell.node.evicted = unwell.client.info("stats")["evicted_keys"]
+    assert unwell.node.evicted
+    unwell.tell(*enrolment(mode))
+    unwell.tell(*words_of(probe_request(RULES)))
+    unwell.compare()
+    assert unwell.answer[0] == (1 if mode == b"bootstrap" else -2)
 
 
 # -- servers that are not well -------------------------------------------------------------------

@@ -682,14 +682,6 @@ def test_a_replica_is_unfit(redis_nodes, locks):
     assert "must be a master" in reading.bootstrap([replica.url], RULES)[lock.labels[0]]
 
 
-def test_a_server_that_evicts_keys_is_unfit(redis_nodes, locks):
-    (server,) = redis_nodes(1)
-    with redis.Redis.from_url(server.url) as client:
-        client.config_set("maxmemory-policy", "allkeys-lru")
-    with pytest.raises(ConfigurationError, match=r"allkeys-lru.*noeviction"):
-        check(locks(server.url, bootstrap=False))
-
-
 def test_a_cluster_node_is_unfit(redis_nodes, locks):
     (server,) = redis_nodes(1, extra_args=("--cluster-enabled", "yes"))
     with pytest.raises(ConfigurationError, match="cluster-enabled no"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import redis
 from celery import Celery
@@ -13,6 +16,7 @@ from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.settings import Settings
 from support.clients import let_go
+from support.eviction import evict, evicting
 from support.stored import ROOMY, do, label
 from support.waiting import eventually
 
@@ -101,6 +105,49 @@ def test_servers_that_must_not_be_lock_nodes(app, redis_nodes):
     assert codes["node-cluster"] == label(cluster)
     assert codes["same-server"] == again.removeprefix("redis://")
     assert codes["replicas"] == codes["same-server"]  # the last one that says so
+
+
+def test_the_only_node_may_evict_keys(app, redis_nodes):
+    """It votes, with a warning that counts those that it has evicted; also those of others."""
+    (node,) = redis_nodes(1)
+    client = evicting(node)
+    bootstrap([node.url], RULES)
+    evict(client)
+    settings = Settings(nodes=[node.url], rules=RULES)
+    plugin_for(app)._settings = settings
+    told = {finding.code: finding for finding in findings(gather(app, settings, lambda _: None))}
+    assert {"node-eviction", "node-quarantined", "no-quorum"} <= set(told)
+    mine = told["node-eviction"]
+    assert mine.level == "warning"
+    count = client.info("stats")["evicted_keys"]
+    assert f"has evicted {count} key" in mine.what
+    assert "evicts what expires soonest first" in mine.what
+    bootstrap([node.url], RULES)
+    codes = found(app, [node])
+    assert "node-eviction" in codes
+    assert "node-quarantined" not in codes
+
+
+@pytest.mark.parametrize(("database", "is_told"), [("0", True), ("1", False)])
+def test_a_cache_in_the_database_of_a_node(app, redis_nodes, monkeypatch, database, is_told):
+    """By whatever name of its server; in another database it is nobody's concern."""
+    nodes = redis_nodes(3)
+    bootstrap(urls(nodes), RULES)
+    where = f"redis://127.1:{nodes[1].port}/{database}"
+    conf = SimpleNamespace(configured=True, CACHES={"pages": {"LOCATION": ["redis://[", where]}})
+    monkeypatch.setitem(sys.modules, "django.conf", SimpleNamespace(settings=conf))
+    assert found(app, nodes) == ({"cache-on-node": label(nodes[1])} if is_told else {})
+
+
+def test_options_of_tasks_without_a_lock(app, redis_nodes):
+    nodes = redis_nodes(3)
+    bootstrap(urls(nodes), RULES)
+
+    @app.task(name="forgotten", lock_key="a")
+    def forgotten():
+        pass
+
+    assert found(app, nodes) == {"option-without-lock": "forgotten"}
 
 
 def test_a_node_that_is_nearly_full(app, redis_nodes):

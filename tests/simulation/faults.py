@@ -18,6 +18,8 @@ __all__ = ["CALM", "HARSH", "Chaos", "Faults"]
 
 #: What a node that keeps its data in a file loses of them when it dies, at most [s].
 UNSAVED = 1.0
+#: How many keys a node evicts at a time at most, and how often these are any of them [1].
+MOST_EVICTED, ANY_KEYS = 3, 0.5
 #: Of no holder of ours, and without an end.
 STUCK = b"set by hand"
 
@@ -31,6 +33,7 @@ class Chaos:
         crash: A node loses its memory and comes back.
         revive: A node dies and comes back with what it had saved.
         flush: A node's data are wiped, on command.
+        evict: The only node evicts keys as its memory is full; several that might are refused.
         freeze: A node stands still for a while.
         fill: A node has no memory left for a while, and takes no writes.
         forget: A node loses its scripts.
@@ -54,6 +57,7 @@ class Chaos:
     crash: float = 0.0
     revive: float = 0.0
     flush: float = 0.0
+    evict: float = 0.0
     freeze: float = 0.0
     fill: float = 0.0
     forget: float = 0.0
@@ -158,6 +162,17 @@ class Faults:
 
     def flush(self) -> None:
         self.chance.choice(self.world.nodes).flush()
+
+    def evict(self) -> None:
+        """Have the only node lose some keys: any, or those that would expire next."""
+        if len(self.world.nodes) > 1:
+            return
+        node = self.world.nodes[0]
+        keys = sorted(node.store, key=lambda key: (node.store[key][1], key))
+        if self.chance.random() < ANY_KEYS:
+            self.chance.shuffle(keys)
+        for key in keys[: self.chance.randint(1, MOST_EVICTED)]:
+            node.evict(key)
 
     def freeze(self) -> None:
         node = self.chance.choice(self.world.nodes)

@@ -24,8 +24,8 @@ from celery_redlock.lock import clock, held, lease, watchdog
 from celery_redlock.lock.algorithm import acquiring, attempt, renewal
 from celery_redlock.lock.algorithm.effects import Ask
 from celery_redlock.lock.lease import Lease, quorum, valid_until
-from celery_redlock.lock.nodes import connector, fanout, steps
-from celery_redlock.lock.nodes.guard import Greeting, quarantine_of_new
+from celery_redlock.lock.nodes import connector, fanout, node, steps
+from celery_redlock.lock.nodes.guard import Greeting, boot_marker, quarantine_of_new
 from celery_redlock.lock.nodes.link import Gone, Link
 from celery_redlock.lock.nodes.node import Node
 from celery_redlock.lock.nodes.round import Round
@@ -46,6 +46,8 @@ __all__ = ["ALL_GUARDS", "GUARDS", "WAITING_GUARDS", "switched_off"]
 
 #: How scripts see that a node was enrolled by clients of other settings.
 SAME_PROCESS = "string.sub(found, 1, 41) == string.sub(boot_id, 1, 41) then"
+#: How scripts count what a node has evicted.
+COUNTED = "count and count ~= '0' and '+' .. count or ''"
 #: What RENEW does when its vote counts.
 VOTED = "remember(KEYS[3], ARGV[8])"
 
@@ -225,6 +227,11 @@ def until_looked_at(greeting: Greeting, _nodes: int, rules: Any) -> float:
     return 0.0 if greeting.uptime > 1.0 else float(rules.quarantine)
 
 
+def without_a_look(greeting: Greeting, fingerprint: str) -> bytes:
+    """Have a node vote whatever it has evicted since somebody looked."""
+    return boot_marker(greeting.run_id, fingerprint)
+
+
 def no(*_: Any) -> bool:
     return False
 
@@ -309,6 +316,16 @@ GUARDS = {
             ),
         ),
         Guard(
+            "evicted-keys",
+            "a node that has evicted keys is taken for one that has lost leases",
+            lua=tuple((one, COUNTED, "''") for one in (ACQUIRE, RENEW, ENROL, PROBE)),
+        ),
+        Guard(
+            "every-vote-looks",
+            "of a node that may evict keys no vote counts without a look at how many it has",
+            ((node, "boot_id_of", without_a_look),),
+        ),
+        Guard(
             "quarantined-renewal",
             "a renewal counts for nothing on a node in quarantine",
             lua=(
@@ -329,7 +346,11 @@ GUARDS = {
             "a node votes only for clients with the same nodes and the same longest TTL",
             lua=(
                 *((one, SAME_PROCESS, "false then") for one in (ACQUIRE, RENEW, ENROL, PROBE)),
-                (ENROL, "elseif found and string.sub(found, 41)", "elseif nil ~= nil and nil"),
+                (
+                    ENROL,
+                    "elseif found and string.sub(without_count(found), 41)",
+                    "elseif nil ~= nil and nil",
+                ),
             ),
         ),
         Guard(

@@ -256,7 +256,8 @@ class Link:
         server = self.server
         run_id = server.run_id.decode()
         server.greet()
-        greeting = Greeting(run_id, server.uptime, server.is_flushed, 0, "simulated")
+        flushed, policy = server.is_flushed, server.policy
+        greeting = Greeting(run_id, server.uptime, flushed, 0, "simulated", eviction=policy)
         if self.host.rules.restart_guard:
             left = self._enrol(greeting)
             if left is None:

@@ -19,6 +19,7 @@ class SimulatedNode(NodeModel):
         frozen_until: When it goes on if it stands still [s, true time].
         is_flushed: Whether its data were wiped since it was started.
         aged: By how much its process looks older than it is, as its clock was set [s].
+        policy: Its maxmemory-policy if that evicts; "" if not.
         lies: What it makes of a reply.
     """
 
@@ -26,6 +27,7 @@ class SimulatedNode(NodeModel):
         super().__init__(position, wall)
         self.frozen_until = self.aged = 0.0
         self.started, self.is_flushed = wall(), False
+        self.policy = ""
         self.lies: Callable[[Any], Any] = lambda reply: reply
 
     @property

@@ -60,6 +60,7 @@ STEPS = Chaos(step=0.5, stop=0.2, cut=0.3, reset=1.0, slow=0.02)
 
 PROFILES = {
     "one node": Profile({"size": 1}),
+    "one node that evicts": Profile({"size": 1, "chaos": replace(HARSH, evict=0.2)}),
     "three nodes": Profile({"size": 3}),
     "five nodes": Profile({"size": 5, "crew": 4}),
     "nodes that forget": Profile({"size": 3, "chaos": LOSSES}),

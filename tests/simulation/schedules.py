@@ -675,6 +675,54 @@ def promoted_behind_a_connection() -> list[str]:
     return promoted_again(is_new_connection=False)
 
 
+def evicted(*, is_known: bool = True) -> list[str]:
+    """
+    Let x hold the lock on the one node there is, and y ask for it once the node has evicted it.
+
+    y has been connected all the while; as it does when it *is_known* that the node may evict.
+    """
+    world = Schedule(replace(RULES, ttl=3.0, max_ttl=3.0), size=1)
+    node = world.nodes[A]
+    node.policy = "volatile-ttl" if is_known else ""
+    for host in world.hosts:
+        host.links[A].connect()
+    world.x.run(world.take_and_release(world.x, at=0.0, length=2.0))
+    world.at(0.5, node.evict, KEYS.lock)
+
+    def look_and_take() -> Process:
+        yield Sleep(1.0)
+        if not is_known:
+            yield Ask(probe_request(world.rules), lambda _: False)
+        yield from world.take_and_release(world.y, at=0.0, length=0.01)
+
+    world.y.run(look_and_take())
+    world.run(4.0)
+    return broken(world)
+
+
+def evicted_before_a_look() -> list[str]:
+    """As `evicted`, of a node that was set to evict later; as workers do, y looks at it."""
+    return evicted(is_known=False)
+
+
+def evicted_with_its_marker() -> list[str]:
+    """Let the one node, which has been up for long, evict all it has, and y connect and ask."""
+    world = Schedule(replace(RULES, ttl=3.0, max_ttl=3.0), size=1)
+    node = world.nodes[A]
+    node.policy, node.aged = "allkeys-lru", 1e6
+    world.x.run(world.take_and_release(world.x, at=0.0, length=2.0))
+
+    def evict_all() -> None:
+        for key in list(node.store):
+            node.evict(key)
+
+    world.at(0.5, evict_all)
+    world.at(0.6, world.y.links[A].lose, Gone("reset"))
+    world.y.run(world.take_and_release(world.y, at=1.0, length=0.01))
+    world.run(4.0)
+    return broken(world)
+
+
 def idle_months() -> list[str]:
     """Let x look at the nodes after twenty days, and take the lock after forty."""
     world = Schedule()
@@ -763,6 +811,9 @@ SCHEDULES: dict[str, Callable[[], list[str]]] = {
         lease_that_stood_still,
         promoted_again,
         promoted_behind_a_connection,
+        evicted,
+        evicted_before_a_look,
+        evicted_with_its_marker,
         idle_months,
         other_settings,
         changed_list,
@@ -809,6 +860,9 @@ BREAKS: dict[str, tuple[str, ...]] = {
     "lease_that_stood_still": ("lost-time",),
     "promoted_again": ("was-replica",),
     "promoted_behind_a_connection": ("was-replica",),
+    "evicted": ("every-vote-looks",),
+    "evicted_before_a_look": ("evicted-keys",),
+    "evicted_with_its_marker": ("evicted-keys",),
     "idle_months": ("probe-remembers",),
     "other_settings": ("other-settings",),
     "changed_list": ("others-enrol-none",),

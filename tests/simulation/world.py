@@ -98,6 +98,7 @@ class World:
         labels = [f"node-{node.position}" for node in self.nodes]
         for node in self.nodes:  # enrolled long ago
             node.keyspace.hear = partial(self.published, node)
+            node.policy = "volatile-ttl" if self.chaos.evict else ""
             boot_id = boot_marker(node.run_id.decode(), self.rules.fingerprint(labels))
             node.put(Keys.of(self.rules.prefix, "").boot, boot_id, b"2592000000")
         self.hosts = [

@@ -42,7 +42,7 @@ class Cluster:
             for number in range(len(states))
         ]
 
-    def greet(self, connection):
+    def greet(self, connection, _nodes):
         number = connection.number
         if number in self.slow:
             threading.Event().wait(SLOW)

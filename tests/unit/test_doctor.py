@@ -18,6 +18,7 @@ from celery_redlock.reading.tally import TaskTally
 from celery_redlock.settings import Settings
 from celery_redlock.task.messages.broker import detect_quorum_queues
 from celery_redlock.task.policies import Fail, Queue, Retry, RunUnlocked, Skip
+from celery_redlock.task.unlocked import Unlocked
 from support.options import OPTIONS
 
 URLS = [f"redis://lock-{number}/0" for number in (1, 2, 3)]
@@ -348,6 +349,26 @@ def test_one_node_of_others_keeps_new_ones_out():
     assert "not enrolled while another node" in by_code["node-unmarked"].what
     nodes = [node(number, state="foreign") for number in (1, 2, 3)]
     assert not any("DEL" in finding.fix for finding in findings(facts(nodes=nodes)))
+
+
+def test_options_without_a_lock():
+    """Of a base that was forgotten each is an error; what a library owns is a note on that."""
+    stray = [Unlocked("shop.bill", ("lock_key",)), Unlocked("shop.b", ("unique_on",), "singleton")]
+    error, note = findings(facts(unlocked=[*stray, stray[1]._replace(task="shop.c")]))
+    assert (error.level, error.code, error.where) == ("error", "option-without-lock", "shop.bill")
+    assert error.fix.startswith("Declare it with base=RedlockTask")
+    assert (note.level, note.code, note.where) == ("note", "option-without-lock", "singleton")
+    assert "unique_on of its own: its tasks take no lock (shop.b, shop.c)" in note.what
+
+
+def test_the_only_node_that_may_evict_is_a_warning():
+    """It votes, so its enrolment is looked at as well; several are refused."""
+    one = node(1, info={"maxmemory_policy": "volatile-ttl", "evicted_keys": "7"}, quarantine=9.0)
+    alone = {finding.code: finding for finding in findings(facts(nodes=[one]))}
+    assert alone["node-eviction"].level == "warning"
+    assert "has evicted 7 keys" in alone["node-eviction"].what
+    assert "node-quarantined" in alone
+    assert ("error", "node-eviction") in told(facts(one))
 
 
 def test_locks_that_were_lost_lately():

@@ -145,6 +145,10 @@ def test_a_lost_lock_tells_why():
     assert "1 of 3 nodes quarantined" in str(errors.LockLost("invoice:7", "deadline", some))
     forgotten = errors.LockLost("invoice:7", "deadline", {"a": "quarantined (9.0 s left)"})
     assert str(forgotten).startswith(
-        "Lock 'invoice:7' is lost (deadline): not renewed in time, 1 of 1 node forgot it "
-        "(restarted or flushed, or its clock was set)"
+        "Lock 'invoice:7' is lost (deadline): the node forgot it (it was restarted or flushed, it "
+        "evicted keys, or its clock was set) [a: quarantined (9.0 s left)]"
+    )
+    three = {"a": "quarantined (9.0 s left)", "b": "quarantined (8.0 s left)", "c": "granted"}
+    assert "(deadline): 2 of 3 nodes forgot it" in str(
+        errors.LockLost("invoice:7", "deadline", three)
     )

@@ -111,7 +111,7 @@ class Connector:
         connection = node.address.connection()
         try:
             connection.connect()
-            greeting = greet(connection)
+            greeting = greet(connection, len(self._labels))
             self._check_distinct(node, greeting)
             if self._rules.restart_guard:
                 greeting = self._enrol(node, connection, greeting)

@@ -31,6 +31,7 @@ from celery_redlock.lock.records import Keys, ms
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts.scripting import registered, seconds, text, whole
 from celery_redlock.lock.scripts.scripts import ENROL
+from celery_redlock.process.log import printable
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -39,11 +40,14 @@ __all__ = [
     "Foreign",
     "Greeting",
     "Unfit",
+    "boot_id_of",
+    "boot_marker",
     "check_enrolment",
     "check_together",
     "enrol",
     "exchange",
     "greet",
+    "policy_that_evicts",
     "quarantine_of_new",
     "read_as",
     "replies",
@@ -75,6 +79,7 @@ class Greeting:
     flushed: bool  # whether its data were ever wiped on command since it started
     replicas: int
     version: str
+    eviction: str = ""  # its maxmemory-policy if that may evict keys
     quarantine: float = 0.0  # for how long it must not vote
     node_now: float = 0.0  # its wall clock [Unix time]
 
@@ -126,8 +131,12 @@ def read_as(what: str, read: Callable[[Any], Read], reply: Any) -> Read:
         raise ResponseError(msg) from None
 
 
-def greet(connection: AbstractConnection) -> Greeting:
-    """Load the scripts into the node and return its description; `Unfit` if it must not vote."""
+def greet(connection: AbstractConnection, nodes: int = 1) -> Greeting:
+    """
+    Load the scripts into the node and return its description; `Unfit` if it must not vote.
+
+    As one of so many *nodes*: the only one may evict keys, as whoever has it has no other.
+    """
     loads = [(b"SCRIPT", b"LOAD", script.source) for script in registered()]
     asked: list[Sequence[Any]] = [(b"INFO",), (b"INFO", b"commandstats"), *loads]
     reply, stats, *_ = exchange(connection, *asked)
@@ -135,13 +144,26 @@ def greet(connection: AbstractConnection) -> Greeting:
         raise Unfit(NO_SERVER)
     info = read_info(reply)
     check_fit(info)
+    eviction = policy_that_evicts(info)
+    is_counted = "evicted_keys" in info
+    if eviction and not (nodes == 1 and is_counted):
+        more = "" if is_counted else " and does not say how many keys it has evicted"
+        msg = f"may evict locks (maxmemory-policy {eviction}){more}"
+        raise Unfit(f"{msg}; set maxmemory-policy noeviction")
     return Greeting(
         run_id=info["run_id"],
         uptime=float(whole_in(info, "uptime_in_seconds")),
         flushed=b"cmdstat_flushall:" in stats or b"cmdstat_flushdb:" in stats,
         replicas=whole_in(info, "connected_slaves"),
         version=info.get("valkey_version") or info.get("redis_version", "?"),
+        eviction=eviction,
     )
+
+
+def policy_that_evicts(info: Mapping[str, str]) -> str:
+    """Return the maxmemory-policy in INFO; "" for one that evicts nothing."""
+    policy = info.get("maxmemory_policy", "noeviction")
+    return "" if policy == "noeviction" else printable(policy)
 
 
 def whole_in(info: Mapping[str, str], name: str) -> int:
@@ -167,10 +189,6 @@ def check_fit(info: dict[str, str]) -> None:
         raise Unfit(msg)
     if info.get("cluster_enabled") == "1" or info.get("redis_mode") == "cluster":
         msg = "runs in cluster mode; lock nodes are independent servers (cluster-enabled no)"
-        raise Unfit(msg)
-    policy = info.get("maxmemory_policy", "noeviction")
-    if policy != "noeviction":
-        msg = f"may evict locks (maxmemory-policy {policy}); set maxmemory-policy noeviction"
         raise Unfit(msg)
 
 
@@ -218,6 +236,11 @@ def enrol(
 
 def boot_marker(run_id: str, fingerprint: str) -> bytes:
     return f"{run_id}:{fingerprint}".encode()
+
+
+def boot_id_of(greeting: Greeting, fingerprint: str) -> bytes:
+    """Return what a node is asked to vote with; of one that may evict, with a look at that."""
+    return boot_marker(greeting.run_id, fingerprint) + (b"+" if greeting.eviction else b"")
 
 
 def check_enrolment(labels: Sequence[str], found: Mapping[int, str]) -> None:

@@ -18,7 +18,7 @@ from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
 from celery_redlock.events import Event, NodeClockJump, NodeDown, NodeQuarantined, NodeUp
 from celery_redlock.lock import clock
 from celery_redlock.lock.clock import ClockReading
-from celery_redlock.lock.nodes.guard import Greeting, boot_marker
+from celery_redlock.lock.nodes.guard import Greeting, boot_id_of
 from celery_redlock.lock.nodes.link import NEVER, PATIENCE, Gone, Link, Stale, read_out_in_thread
 from celery_redlock.lock.nodes.round import Round, pack_round
 from celery_redlock.lock.nodes.steps import Finding, NodeClock
@@ -73,7 +73,7 @@ class Node(Link):
 
     def attach(self, connection: AbstractConnection, greeting: Greeting, fingerprint: str) -> None:
         """Take over a greeted connection; from now on it never blocks."""
-        boot_id = boot_marker(greeting.run_id, fingerprint)
+        boot_id = boot_id_of(greeting, fingerprint)
         self._boot = b"$%d\r\n%b\r\n" % (len(boot_id), boot_id)
         if self.greeting is None or self.greeting.run_id != greeting.run_id:
             self.clock.forget()  # of another process; we know this one's clock
@@ -226,6 +226,9 @@ class Node(Link):
         except (LookupError, TypeError, ValueError) as error:
             msg = "sent a malformed reply"
             raise Gone(msg) from error
+        if vote.kind is VoteKind.QUARANTINED and self.greeting and self.greeting.eviction:
+            why = f"{vote.ttl:.1f} s left; it may evict keys, by its maxmemory-policy"
+            vote = vote._replace(reason=f"{why} {self.greeting.eviction}")
         if not vote.node_now or self.clock.take(ClockReading.of(sent, now, vote.node_now)):
             return vote
         doubt = self.clock.doubt

@@ -67,16 +67,32 @@ end
 # A boot id is 'run id:fingerprint', the run id 40 characters; with another fingerprint the node
 # belongs to clients of another configuration, and votes for nobody here (-6). Whoever is granted
 # something has the node remember that it is enrolled.
+#
+# The marker of a node that has evicted keys ends in '+' and how many: with one more, it may have
+# evicted a lock, and has lost its memory. A node that may evict is asked with '+' after the boot
+# id, so that every vote looks. No key is evicted amid a script.
 GUARD = (
     HEAD
     + """
+local function evicted()
+  local count = string.match(redis.call('INFO', 'stats'), 'evicted_keys:(%d+)')
+  return count and count ~= '0' and '+' .. count or ''
+end
+local function without_count(id) return string.match(id, '^[^+]*') end
 local function may_vote(found, held_back, boot, quarantine, boot_id, quarantine_ms)
   if quarantine_ms == '0' then return 1 end
   if found ~= boot_id then
-    if found and string.sub(found, 1, 41) == string.sub(boot_id, 1, 41) then return -6, 0 end
-    redis.call('SET', boot, boot_id, 'PX', REMEMBERED)
-    redis.call('SET', quarantine, '1', 'PX', quarantine_ms)
-    held_back = true
+    local id, known = without_count(boot_id), found and without_count(found)
+    if found and known ~= id and string.sub(found, 1, 41) == string.sub(boot_id, 1, 41) then
+      return -6, 0
+    end
+    local marker = known == id and found or id
+    if id ~= boot_id then marker = id .. evicted() end
+    if found ~= marker then
+      redis.call('SET', boot, marker, 'PX', REMEMBERED)
+      redis.call('SET', quarantine, '1', 'PX', quarantine_ms)
+      held_back = true
+    end
   end
   if held_back then return -2, redis.call('PTTL', quarantine) end
   return 1

@@ -159,13 +159,13 @@ return {mine and 1 or 0, 0}
 # KEYS 1 boot 2 quarantine
 # ARGV 1 boot id 2 quarantine 3 'look', 'trust', 'quarantine' or 'bootstrap'
 #      4 for 'quarantine', if a part of one is enough for a node that is not enrolled: how long
-# A marker is 'run id:fingerprint'. Answers the state found, the clock, what is left of a
-# quarantine, and the marker found.
+# Answers the state found, the clock, what is left of a quarantine, and the marker found. A node
+# that has evicted keys, its marker perhaps, is not trusted: its marker would have their count.
 ENROL_LUA = """
 local now = now_ms()
 local found = redis.call('GET', KEYS[1])
 if ARGV[3] == 'bootstrap' then
-  redis.call('SET', KEYS[1], ARGV[1], 'PX', REMEMBERED)
+  redis.call('SET', KEYS[1], ARGV[1] .. evicted(), 'PX', REMEMBERED)
   was_replica(KEYS[1])
   redis.call('DEL', KEYS[2])
   return {'enrolled', now, 0, ARGV[1]}
@@ -176,13 +176,13 @@ if not found and (ARGV[3] == 'trust' or ARGV[4]) then
   if ARGV[4] and redis.call('PTTL', KEYS[2]) < tonumber(ARGV[4]) then
     redis.call('SET', KEYS[2], '1', 'PX', ARGV[4])
   end
-elseif found and string.sub(found, 41) ~= string.sub(ARGV[1], 41) then
+elseif found and string.sub(without_count(found), 41) ~= string.sub(ARGV[1], 41) then
   return {'foreign', now, 0, found}
 end
 if was_replica(KEYS[1]) then redis.call('SET', KEYS[2], '1', 'PX', ARGV[2]) end
 local held_back = redis.call('EXISTS', KEYS[2]) == 1
 found = redis.call('GET', KEYS[1])
-local code, left = may_vote(found, held_back, KEYS[1], KEYS[2], ARGV[1], ARGV[2])
+local code, left = may_vote(found, held_back, KEYS[1], KEYS[2], ARGV[1] .. '+', ARGV[2])
 return {'enrolled', now, left or 0, found or ''}
 """
 
@@ -223,7 +223,7 @@ local now = now_ms()
 redis.call('SET', KEYS[3], '1', 'PX', '1000')
 if ARGV[1] ~= '0' and was_replica(KEYS[1]) then redis.call('SET', KEYS[2], '1', 'PX', ARGV[1]) end
 local found, held_back = unpack(redis.call('MGET', KEYS[1], KEYS[2]))
-local code, left = may_vote(found, held_back, KEYS[1], KEYS[2], ARGV[2], ARGV[1])
+local code, left = may_vote(found, held_back, KEYS[1], KEYS[2], ARGV[2] .. '+', ARGV[1])
 if code ~= 1 then return {code, now, left} end
 remember(KEYS[1], ARGV[1])
 remember(KEYS[1] .. ':history', ARGV[1])

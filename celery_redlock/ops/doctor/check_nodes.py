@@ -18,7 +18,13 @@ from celery_redlock.ops.doctor.check_votes import (
     several_servers,
     unfit,
 )
-from celery_redlock.ops.doctor.facts import Facts, NodeFacts, OtherServer, place_of
+from celery_redlock.ops.doctor.facts import (
+    Facts,
+    NodeFacts,
+    OtherServer,
+    database_of,
+    place_of,
+)
 from celery_redlock.words import redlock_command
 
 __all__ = ["check_nodes"]
@@ -37,7 +43,7 @@ def check_nodes(facts: Facts) -> Iterator[Finding]:
 
 
 def check_node(facts: Facts, node: NodeFacts) -> Iterator[Finding]:
-    why_unfit = list(unfit(node))
+    why_unfit = list(unfit(facts, node))
     yield from why_unfit
     yield from several_servers(node)
     yield from no_permission(node)
@@ -47,9 +53,10 @@ def check_node(facts: Facts, node: NodeFacts) -> Iterator[Finding]:
     yield from node_slow(facts, node)
     yield from clock_offset(facts, node)
     yield from shared_server(facts, node)
+    yield from cache_on_node(facts, node)
     if any(finding.code in ("node-replica", "node-cluster") for finding in why_unfit):
         return
-    if not why_unfit:  # nobody enrols one that must not be a lock node
+    if all(finding.level != ERROR for finding in why_unfit):  # nobody enrols one that is unfit
         yield from node_foreign(facts, node)
         yield from node_unmarked(facts, node)
         yield from node_quarantined(node)
@@ -198,6 +205,19 @@ def shared_server(facts: Facts, node: NodeFacts) -> Iterator[Finding]:
         )
         fix = "Give the locks servers of their own; small ones will do."
         yield Finding(WARNING, "shared-server", node.node, what, fix)
+
+
+def cache_on_node(facts: Facts, node: NodeFacts) -> Iterator[Finding]:
+    """Yield that the node's database is flushed whenever a cache is cleared."""
+    for cache in facts.caches:
+        if is_same(cache, node) and cache.database == database_of(node.node):
+            what = (
+                f"Its database is that of {cache.role}: cache.clear() flushes it (FLUSHDB), so "
+                "that locks that are held are lost, and none is granted for "
+                f"{facts.settings.rules.quarantine:.0f} s."
+            )
+            fix = "Give the cache, or the locks, another database of this server."
+            yield Finding(WARNING, "cache-on-node", node.node, what, fix)
 
 
 def is_same(server: OtherServer, node: NodeFacts) -> bool:

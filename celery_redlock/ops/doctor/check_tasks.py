@@ -11,6 +11,7 @@ from celery_redlock.ops.doctor.facts import Facts, TaskFacts
 from celery_redlock.ops.text import one_line
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.policies import Queue, Reschedule, Retry, RunUnlocked
+from celery_redlock.task.unlocked import of_libraries
 from celery_redlock.task.worker.waiting_room import UNCOUNTED
 from celery_redlock.words import counted, duration, is_forgotten, moment, number, redlock_command
 
@@ -33,12 +34,27 @@ def check_tasks(facts: Facts) -> Iterator[Finding]:
         yield from wait_over_time_limit(task, task.options)
         yield from dedup_too_short(facts, task, task.options)
         yield from runs_unlocked(task, task.options)
+    yield from option_without_lock(facts)
     yield from holds_outlast_ttl(facts)
     yield from leases_lost(facts)
     yield from always_eager(facts)
     yield from queue_not_woken(facts)
     yield from queue_fills_worker(facts)
     yield from late_interrupt(facts)
+
+
+def option_without_lock(facts: Facts) -> Iterator[Finding]:
+    """Yield that options of ours are set on tasks that take no lock."""
+    for task in facts.unlocked:
+        if not task.library:
+            fix = f"{task.fix[0].upper()}{task.fix[1:]}."
+            yield Finding(ERROR, "option-without-lock", task.task, f"{task.what}.", fix)
+    for library, (options, tasks) in of_libraries(facts.unlocked).items():
+        what = (
+            f"It has {' and '.join(options)} of its own: its tasks take no lock ({names(tasks)})."
+        )
+        fix = "If they are to take one: base=RedlockTask, too, or name them in redlock_protect."
+        yield Finding(NOTE, "option-without-lock", library, what, fix)
 
 
 def retry_without_retries(task: TaskFacts, options: LockOptions) -> Iterator[Finding]:
@@ -134,8 +150,9 @@ def leases_lost(facts: Facts) -> Iterator[Finding]:
         if forgotten[name]:
             fix += (
                 f" Of {forgotten[name]} the nodes had forgotten the lock, as they were restarted "
-                "or flushed. Let them keep their data (appendonly yes), and flush no server that "
-                "holds locks; a larger lock_ttl is no help there."
+                "or flushed, or evicted keys. Let them keep their data (appendonly yes, "
+                "maxmemory-policy noeviction), and flush no server that holds locks, as "
+                "cache.clear() does; a larger lock_ttl is no help there."
             )
         yield Finding(WARNING, "leases-lost", name, what, fix)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from celery_redlock.lock.nodes.guard import policy_that_evicts, whole_in
 from celery_redlock.lock.records import Keys
 from celery_redlock.ops.doctor import ERROR, NOTE, WARNING, Finding
 from celery_redlock.ops.doctor.facts import Facts, NodeFacts
-from celery_redlock.words import redlock_command
+from celery_redlock.words import counted, redlock_command
 
 __all__ = [
     "no_permission",
@@ -88,7 +89,7 @@ def node_down(node: NodeFacts) -> Iterator[Finding]:
 # --- servers that must not be a lock node --------------------------------------------------
 
 
-def unfit(node: NodeFacts) -> Iterator[Finding]:
+def unfit(facts: Facts, node: NodeFacts) -> Iterator[Finding]:
     if "INFO" in node.denied:
         return
     if "role" not in node.info or "run_id" not in node.info:
@@ -96,7 +97,7 @@ def unfit(node: NodeFacts) -> Iterator[Finding]:
     else:
         yield from node_replica(node)
         yield from node_cluster(node)
-        yield from node_eviction(node)
+        yield from node_eviction(facts, node)
 
 
 def node_unknown(node: NodeFacts) -> Iterator[Finding]:
@@ -121,13 +122,25 @@ def node_cluster(node: NodeFacts) -> Iterator[Finding]:
         )
 
 
-def node_eviction(node: NodeFacts) -> Iterator[Finding]:
-    """Yield that a node evicts keys when its memory is full."""
-    policy = node.info.get("maxmemory_policy", "noeviction")
-    if policy != "noeviction":
-        what = f"It may throw locks away when its memory is full (maxmemory-policy {policy})."
-        fix = "CONFIG SET maxmemory-policy noeviction, and the same in its configuration file."
+def node_eviction(facts: Facts, node: NodeFacts) -> Iterator[Finding]:
+    """Yield that a node evicts keys when its memory is full; the only one votes all the same."""
+    policy = policy_that_evicts(node.info)
+    if not policy:
+        return
+    what = f"It may evict locks when its memory is full (maxmemory-policy {policy})."
+    fix = "CONFIG SET maxmemory-policy noeviction, and the same in its configuration file."
+    if len(facts.nodes) > 1:
         yield Finding(ERROR, "node-eviction", node.node, what, fix)
+        return
+    count = whole_in(node.info, "evicted_keys")
+    what += (
+        f" Since its start it has evicted {counted(count, 'key')}. Whenever there are more, locks "
+        f"that are held are lost, and none is granted for {facts.settings.rules.quarantine:.0f} s."
+    )
+    if policy == "volatile-ttl":
+        what += " This policy evicts what expires soonest first, as locks do."
+    fix += " Or name another server in redlock_nodes."
+    yield Finding(WARNING, "node-eviction", node.node, what, fix)
 
 
 def several_servers(node: NodeFacts) -> Iterator[Finding]:
@@ -234,7 +247,8 @@ def node_quarantined(node: NodeFacts) -> Iterator[Finding]:
     """Yield that a node does not vote for a time, as it is new or was restarted."""
     if node.state == "enrolled" and node.quarantine:
         what = (
-            f"It is new, restarted or wiped, and does not vote for another {node.quarantine:.0f} s."
+            "It is new, or was restarted or flushed, or has evicted keys, and does not vote for "
+            f"another {node.quarantine:.0f} s."
         )
         fix = f"Wait, or for new nodes: {bootstrap()}. If it is restarted often, find out why."
         yield Finding(WARNING, "node-quarantined", node.node, what, fix)

@@ -12,7 +12,7 @@ from typing import Any
 from celery.local import maybe_evaluate
 from redis.exceptions import RedisError
 
-from celery_redlock.configuration import redis_of, redlock_conf
+from celery_redlock.configuration import cache_urls, redis_of, redlock_conf
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.nodes.address import UrlAddress, addresses_of
 from celery_redlock.lock.nodes.credentials import shows_password
@@ -22,7 +22,7 @@ from celery_redlock.ops.doctor import LEVELS, Finding
 from celery_redlock.ops.doctor.check_cluster import check_cluster
 from celery_redlock.ops.doctor.check_nodes import check_nodes
 from celery_redlock.ops.doctor.check_tasks import check_tasks
-from celery_redlock.ops.doctor.facts import Facts, OtherServer, TaskFacts, place_of
+from celery_redlock.ops.doctor.facts import Facts, OtherServer, TaskFacts, database_of, place_of
 from celery_redlock.ops.doctor.nodes import gather_nodes
 from celery_redlock.ops.loading import AppError, load_tasks
 from celery_redlock.plugin import plugin_for
@@ -34,6 +34,7 @@ from celery_redlock.settings import Settings
 from celery_redlock.task.base import takes_lock
 from celery_redlock.task.messages.broker import delays_in_broker, visibility_timeout
 from celery_redlock.task.naming.task_lock import lock_of
+from celery_redlock.task.unlocked import unlocked_tasks
 
 __all__ = ["findings", "gather"]
 
@@ -72,7 +73,9 @@ def gather(app: Any, settings: Settings, tell: Callable[[int], None]) -> Facts:
         settings=settings,
         nodes=gather_nodes(settings.nodes, settings.rules, tell),
         tasks=tasks_of(app),
+        unlocked=list(unlocked_tasks(app)),
         others=[server for role, url in urls.items() for server in other(role, url)],
+        caches=[server for cache, url in cache_urls() for server in other(cache, url)],
         records=records,
         tally=tallies.tasks,
         problems=problems,
@@ -152,4 +155,5 @@ def other(role: str, url: Any) -> Iterator[OtherServer]:
         return
     with contextlib.suppress(RedisError, OSError), connected(address) as connection:
         run_id = read_info(exchange(connection, (b"INFO", b"server"))[0]).get("run_id", "")
-    yield OtherServer(role=role, place=place_of(address.label), run_id=run_id)
+    place, database = place_of(address.label), database_of(address.label)
+    yield OtherServer(role=role, place=place, run_id=run_id, database=database)

@@ -10,8 +10,9 @@ from typing import Any
 from celery_redlock.reading.tally import TaskTally
 from celery_redlock.settings import Settings
 from celery_redlock.task.options import LockOptions
+from celery_redlock.task.unlocked import Unlocked
 
-__all__ = ["Facts", "NodeFacts", "OtherServer", "TaskFacts", "place_of"]
+__all__ = ["Facts", "NodeFacts", "OtherServer", "TaskFacts", "database_of", "place_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +49,10 @@ class NodeFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherServer:
-    role: str  # "broker" or "result backend"
+    role: str  # "broker", "result backend", or whose cache it is
     place: str  # host and port
     run_id: str  # of its process; "" if it does not tell
+    database: str = "0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,9 @@ class Facts:
     settings: Settings
     nodes: Sequence[NodeFacts] = ()
     tasks: Sequence[TaskFacts] = ()  # those that take locks
+    unlocked: Sequence[Unlocked] = ()  # those that take none, with options of ours
     others: Sequence[OtherServer] = ()  # other servers of the app
+    caches: Sequence[OtherServer] = ()  # where Django's caches are
     records: Sequence[Mapping[str, Any]] = ()  # of the journal, oldest first
     #: What each task did in the last day
     tally: Mapping[str, TaskTally] = field(default_factory=dict)
@@ -86,3 +90,7 @@ class Facts:
 
 def place_of(label: str) -> str:
     return label.rpartition("/")[0]
+
+
+def database_of(label: str) -> str:
+    return label.rpartition("/")[2]

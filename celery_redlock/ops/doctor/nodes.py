@@ -142,7 +142,7 @@ class Visit:
         info = read_info(self.ask(self.denied, "INFO") or b"")
         found: dict[str, Any] = {"info": info, **self.clock()}
         with contextlib.suppress(Unfit):
-            check_fit({**info, "maxmemory_policy": "noeviction"})  # one that evicts can be asked
+            check_fit(info)
             found["config"] = self.config()
             found["refuses_writes"] = self.why_no_writes()
             if self.try_commands():

@@ -58,6 +58,11 @@ class Patterns:
                 return rule
         return None
 
+    def leaves(self, name: str) -> bool:
+        """Return whether a pattern says to leave the task *name* as it is."""
+        first = next((rule for _, matches, rule in self._rules if called(matches, name)), self)
+        return first is None
+
     def without_effect(self, names: Collection[str]) -> list[tuple[Any, Any]]:
         """
         Return the patterns that look like a mistake, as no task is treated by them.

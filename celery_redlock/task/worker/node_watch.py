@@ -170,8 +170,9 @@ def no_lock(nodes: Sequence[NodeStatus]) -> str:
     if len(ends) < len(nodes):
         return f"No lock can be granted{until}: {how_many_vote(nodes)}"
     new = "the node is" if len(nodes) == 1 else f"all {len(nodes)} nodes are"
+    evicted = next((f", or evicted keys ({node.eviction})" for node in nodes if node.eviction), "")
     return (
-        f"No lock can be granted{until}: {new} new or restarted. "
+        f"No lock can be granted{until}: {new} new or restarted{evicted}. "
         f"If nobody can hold a lock: {redlock_command('bootstrap')}"
     )
 
