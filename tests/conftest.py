@@ -38,6 +38,7 @@ import celery_redlock.protect  # noqa: F401  before a test forgets what it has C
 from celery_redlock.process import deferral
 from celery_redlock.testing.servers import Server, find_binary, servers
 from support.clients import hang_up
+from support.machine import IN_CI, found
 from support.postgres import Database, Postgres, find_postgres, postgres
 from support.proxy import Link, proxied
 from support.rabbitmq import RabbitMQ, find_rabbitmq, rabbitmq
@@ -48,8 +49,6 @@ if _off := os.environ.get("REDLOCK_GUARDS_OFF"):  # `simulation.guards` says whi
 
     _guards = ExitStack()
     _guards.enter_context(switched_off(_off.split(",")))
-
-IN_CI = os.environ.get("CI") == "true"
 
 # A deadline per example is a coin toss on a loaded machine; pytest-timeout bounds the test.
 # So is its complaint that inputs take long to make.
@@ -64,7 +63,7 @@ hypothesis.settings.load_profile("ci" if IN_CI else "home")
 LONGEST = (
     *("test_beat_spree", "test_pages", "test_benchmarks", "test_rerun", "test_pools"),
     *("test_struck_tasks", "test_unique", "test_workflows", "test_rabbitmq", "test_processes"),
-    *("test_publishers", "test_faults", "test_never_twice", "test_forced_ends", "test_queue"),
+    *("test_publishers", "test_faults", "test_forced_ends", "test_queue"),
     *("test_execution", "test_cli_operator", "test_redlock", "test_prometheus", "test_inspect"),
     *("test_beat_schedulers", "test_beat_slots", "test_demo", "test_example_worker"),
 )
@@ -180,12 +179,7 @@ BINARIES = _binaries()
 @pytest.fixture(scope="session")
 def some_binary() -> Path:
     """A server program; without one a test is skipped at home and fails in CI."""
-    try:
-        return find_binary()
-    except RuntimeError as failure:
-        if IN_CI:
-            raise
-        pytest.skip(str(failure))
+    return found(find_binary)
 
 
 @pytest.fixture
@@ -240,26 +234,14 @@ def broker(broker_server: Server) -> Server:
 @pytest.fixture(scope="module")
 def rabbit() -> Iterator[RabbitMQ]:
     """A RabbitMQ of the module; without one a test is skipped at home and fails in CI."""
-    try:
-        commands = find_rabbitmq()
-    except RuntimeError as failure:
-        if IN_CI:
-            raise
-        pytest.skip(str(failure))
-    with rabbitmq(commands) as broker:
+    with rabbitmq(found(find_rabbitmq)) as broker:
         yield broker
 
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[Postgres]:
     """The PostgreSQL of the whole run; take `database`. Missing: as `some_binary`."""
-    try:
-        programs = find_postgres()
-    except RuntimeError as failure:
-        if IN_CI:
-            raise
-        pytest.skip(str(failure))
-    with postgres(programs) as server:
+    with postgres(found(find_postgres)) as server:
         yield server
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery_redlock.errors import (
     ConfigurationError,
@@ -44,9 +44,6 @@ from celery_redlock.lock.nodes.credentials import with_credentials
 from celery_redlock.lock.rules import Rules, in_seconds
 from celery_redlock.lock.scripts.votes import votes_by_node
 from celery_redlock.process.deferral import defer_signals
-
-if TYPE_CHECKING:
-    pass  # in typing only since Python 3.11
 
 __all__ = ["Redlock"]
 

@@ -27,7 +27,6 @@ COUNTS_IN_FILES = bool(getattr(values.ValueClass, "_multiprocess", False))
 #: Held while something is counted, and by whoever forks: a child would find the mutexes of
 #: prometheus_client as another thread of the parent held them, and never released.
 counting = new_mutex()
-around_fork("counting", counting.release, before=counting.acquire, in_parent=counting.release)
 
 
 class Children(dict[Any, Callable[[float], None]]):
@@ -191,3 +190,7 @@ def start_over() -> None:
         held.clear()
     for task in _margins:
         show_margins(task)
+
+
+# Last of all: what could make no metrics is imported again by the next who asks for them.
+around_fork("counting", counting.release, before=counting.acquire, in_parent=counting.release)

@@ -16,8 +16,8 @@ from celery_redlock.plugin import plugin_for
 from celery_redlock.task.declared import check_declared
 from celery_redlock.task.execution.calls import after, call
 from celery_redlock.task.execution.execution import current_lock, running_execution
+from celery_redlock.task.execution.log_filters import BEAT, TRACER, shorten, without_traceback
 from celery_redlock.task.execution.outcome import DeliveryOver, Outcome
-from celery_redlock.task.execution.skip_line import BEAT, TRACER, shorten, without_traceback
 from celery_redlock.task.messages.broker import warn_if_forgetful, warn_if_results_expire
 from celery_redlock.task.messages.copies import options_of_copy, way_of_copy
 from celery_redlock.task.messages.delivery import CELERYS

@@ -65,6 +65,7 @@ class MemoryNode:
 
     @property
     def is_reachable(self) -> bool:
+        """Whether a client could connect."""
         return self.model.is_up and not self._is_hanging
 
     def down(self) -> None:

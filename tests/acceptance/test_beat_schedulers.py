@@ -40,25 +40,16 @@ EVERY_SECOND = {"tick": {"task": "tick", "schedule": 1.0}}
 
 
 def declare(app):
-    """Declare a task under a lock, and one without."""
     app.task(name="tick", base=RedlockTask, bind=True, shared=False)(tick)
     app.task(name="plain", bind=True, shared=False)(tick)
 
 
 def tick(self):
-    """Record for which slot this runs."""
     record(os.environ["EVENTS"], "run", slot=self.request.headers["redlock"]["slot"][:2])
 
 
 class Beats:
-    """
-    Some beats that stand in for each other around a scheduler.
-
-    Attributes:
-        it: The stage.
-        all: All beats, in the order of their start.
-        env: What they have in their environment.
-    """
+    """Some beats that stand in for each other around a scheduler."""
 
     def __init__(self, it, kind, folder, database):
         self.it = it
@@ -82,7 +73,6 @@ class Beats:
         return self.it.broker.url.rpartition("/")[0] + "/1"
 
     def start(self, times=1, **options):
-        """Start some beats at the same time and return them."""
         names = [f"beat{len(self.all) + number}" for number in range(1, times + 1)]
         with ThreadPoolExecutor() as starters:
             started = list(
@@ -101,7 +91,6 @@ class Beats:
         return eventually(lambda: next(filter(leads, self.alive), None), "leader", timeout=timeout)
 
     def end(self, beat):
-        """Shut *beat* down as a service manager does, when all is stored; it ends well."""
         self._wait_for_pause()
         self._ended.append(beat)
         beat.terminate()
@@ -135,11 +124,9 @@ class Beats:
         eventually(is_quiet, "pause between two slots")
 
     def slots(self, entry="tick"):
-        """Return when the slots of *entry* that were published were due, in that order."""
         return [one.due for one in published(self.it.broker.url) if one.entry == entry]
 
     def wait_for_slot(self, due, entry="tick", timeout=100):
-        """Wait until a slot of *entry* that is due at *due* or later is published."""
         eventually(
             lambda: max(self.slots(entry), default=0.0) >= due,
             f"slot of {entry!r} at {due:.1f}",
@@ -147,7 +134,6 @@ class Beats:
         )
 
     def wait_for_slots(self, times, entry="tick", timeout=100):
-        """Wait until *times* more slots of *entry* are published."""
         before = len(self.slots(entry))
         eventually(
             lambda: len(self.slots(entry)) >= before + times,
@@ -164,7 +150,6 @@ class Beats:
         return self.run(STORED[kind]) if kind in STORED else None
 
     def check(self):
-        """No beat has ended by itself, and none has seen an error."""
         for beat in self.alive:
             assert beat.alive, beat.log()
         for beat in self.all:
@@ -172,28 +157,23 @@ class Beats:
 
 
 def leads(beat):
-    """Return whether *beat* leads, as it says itself."""
     told = re.findall(r"Leads (no more )?as ", beat.log())
     return told[-1:] == [""]
 
 
 def are_in_a_row(slots, every=1.0):
-    """Return whether *slots* are one after the other: each once, none missing, none before."""
     return slots == [slots[0] + every * number for number in range(len(slots))]
 
 
 def stage_env(it):
-    """Return the environment of a process that belongs to the stage."""
     return {"EVENTS": str(it.events), "STAGE": json.dumps([it._file, it.conf])}
 
 
 def django_env(database):
-    """Return the environment of a process of the Django project on *database*."""
     return {"DJANGO_SETTINGS_MODULE": "support.beat_django", "BEAT_DATABASE": str(database)}
 
 
 def run(source, env):
-    """Run a script to its end and return what it printed as JSON, None for nothing."""
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.getenv("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, "-c", source],
@@ -258,7 +238,6 @@ def database(tmp_path_factory):
 
 @pytest.fixture
 def beats(tmp_path, database):
-    """Set a stage for beats around one kind of scheduler: ``beats(kind, ttl=..., **conf)``."""
     started = []
     with contextlib.ExitStack() as stack:
 
@@ -314,7 +293,6 @@ def test_a_leader_that_is_shut_down_is_replaced_at_once(beats, kind, tmp_path):
 
 @every_scheduler
 def test_a_leader_that_is_killed_is_replaced_when_its_lease_has_ended(beats, kind):
-    """What was due meanwhile is published late, each slot once and in order, none twice."""
     beats = beats(kind)
     # The same by its path.
     for beat in beats.start(2, args=["-S", "celery_redlock.beat:RedlockScheduler"]):
@@ -338,7 +316,6 @@ def test_a_leader_that_is_killed_is_replaced_when_its_lease_has_ended(beats, kin
 
 
 def test_changes_in_the_database_reach_the_leader(beats):
-    """What is added, disabled or changed counts as soon as django-celery-beat itself sees it."""
     beats = beats("django", ttl=LONG_TTL)
     beats.run(ORM + "add('changed')")
     beats.start()
@@ -436,7 +413,6 @@ print(json.dumps([moment.timestamp() for moment in moments]))
 
 
 def test_redbeat_takes_no_lock_of_its_own_and_sees_new_entries(beats):
-    """An entry that somebody saves is published, one that is deleted no more."""
     beats = beats("redbeat", ttl=LONG_TTL)
     beats.start()
     beats.wait_for_slots(1)
@@ -460,7 +436,6 @@ def test_redbeat_takes_no_lock_of_its_own_and_sees_new_entries(beats):
 
 
 def entry(**fields):
-    """Return settings with an entry that has *fields*, too."""
     return {"beat_schedule": {"tick": {**EVERY_SECOND["tick"], **fields}}}
 
 
@@ -490,7 +465,6 @@ WRONG = {
 
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory):
-    """Start a beat with each of the wrong settings, and return what they wrote; all have ended."""
     folder = tmp_path_factory.mktemp("refused")
 
     def log_of(what):
@@ -516,7 +490,6 @@ def refused(tmp_path_factory):
 
 @pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_setting_ends_beat_at_its_start(refused, what):
-    """It ends with an error that names the setting and what to do; nothing is published."""
     _, words = WRONG[what]
     told = re.findall(r"ConfigurationError: .*", refused[what])
     assert told, refused[what]
@@ -528,11 +501,6 @@ def test_a_wrong_setting_ends_beat_at_its_start(refused, what):
 
 
 def test_workers_may_have_a_beat_each(tmp_path):
-    """
-    With ``celery worker -B --scheduler redlock`` one of them leads; every slot runs once.
-
-    When its worker is shut down, the other one's beat takes over at once.
-    """
     rules = {"redlock_ttl": LONG_TTL, "redlock_max_ttl": LONG_TTL}
     # A task without a lock: a run that a loaded machine makes long would have others skipped.
     schedule = {"tick": {**EVERY_SECOND["tick"], "task": "plain"}}

@@ -51,7 +51,6 @@ PLAIN = {
 
 
 def nap(self, name, seconds=0.0):
-    """Run for some time, and record for which slot."""
     with body(
         os.environ["EVENTS"], name, id=self.request.id, slot=self.request.headers["redlock"]["slot"]
     ):
@@ -59,7 +58,6 @@ def nap(self, name, seconds=0.0):
 
 
 def gated(self, name):
-    """Run until the test lets it go on."""
     gate = Path(os.environ["EVENTS"]).with_name(f"{name}.open")
     with body(
         os.environ["EVENTS"], name, id=self.request.id, slot=self.request.headers["redlock"]["slot"]
@@ -73,16 +71,12 @@ def note(self, name):
 
 
 class Recorder(logging.Handler):
-    """Records what the library logs of its events."""
-
     def emit(self, told):
-        """Record what is told as an event of the kind that the record says it is."""
         if hasattr(told, "redlock"):
             record(os.environ["EVENTS"], told.redlock, level=told.levelname, text=told.getMessage())
 
 
 def declare(app):
-    """Declare the tasks, and have beats and workers record what they tell."""
     if "STAGE" in os.environ:
         logging.getLogger("celery_redlock").addHandler(Recorder())
 
@@ -141,7 +135,6 @@ class Told(NamedTuple):
 
 @contextlib.contextmanager
 def named_stage(folder, schedule, ttl=TTL, **conf):
-    """Set a stage for beats of *schedule* that can tell what became of its slots."""
     rules = {"redlock_ttl": ttl, "redlock_max_ttl": ttl, "redlock_node_timeout": 1.0}
     with stage(__file__, folder, beat_schedule=schedule, **rules, **conf) as it:
         it.beat = lambda name="b1": stage_beat(it, name)
@@ -151,7 +144,6 @@ def named_stage(folder, schedule, ttl=TTL, **conf):
 
 
 def told(it, entry, kinds):
-    """Return what was told of the slots of *entry*, in the order of the slots."""
     found = []
     for event in read(it.events):
         match = re.search(rf"slot {re.escape(repr(entry))} of (\S+?):? ", event.get("text", ""))
@@ -165,7 +157,6 @@ def told(it, entry, kinds):
 
 
 def row(dues):
-    """Return the slots of every second from the first of *dues* to the last."""
     return [dues[0] + n for n in range(round(dues[-1] - dues[0]) + 1)]
 
 
@@ -201,24 +192,20 @@ def needlessly_skipped(it, name):
 
 
 def slots_of(it, name):
-    """Return what the bodies of *name* read in their own headers."""
     return [event["slot"] for event in read(it.events, "start") if event["name"] == name]
 
 
 def ids_of(it, name):
-    """Return the task ids of the bodies of *name*."""
     return [event["id"] for event in read(it.events, "start") if event["name"] == name]
 
 
 def skipped_at_run_time(it, name):
-    """Return the ids of the tasks of which a worker told that they lost the lock *name*."""
     texts = [event["text"] for event in read(it.events, "TaskSkipped")]
     found = (re.search(rf"\[(.+)\]: lock '{name}' is held by", text) for text in texts)
     return {match[1] for match in found if match}
 
 
 def overlaps_of(it, name):
-    """Return the pairs of bodies of *name* that ran at the same time."""
     return overlaps(event for event in read(it.events) if event.get("name") == name)
 
 
@@ -231,7 +218,6 @@ def messages(it, entry, queue="celery"):
 
 
 def deliver(it, message):
-    """Put a copy of *message* into the queue that the worker reads."""
     copy = json.loads(json.dumps(message))
     properties = copy["properties"]
     properties["delivery_tag"] = str(uuid.uuid4())
@@ -283,7 +269,6 @@ def test_while_a_run_goes_on_its_later_slots_are_skipped(it, name):
 
 
 def test_another_entry_is_not_affected(it):
-    """While the runs of others go on, every slot of an entry whose runs are brief is published."""
     began, _ = run_of(it, "skips", 0)
     _, ended = run_of(it, "skips", 1)
     dues = it.dues("beside")
@@ -299,7 +284,6 @@ def test_with_allow_all_slots_are_published_while_a_run_goes_on(it, name):
     found = set()
 
     def some_are_skipped():
-        """At run time, of those that were published during a run."""
         found.update(
             slot.task_id
             for began, ended in runs_of(it, name)
@@ -318,11 +302,9 @@ def test_with_allow_all_slots_are_published_while_a_run_goes_on(it, name):
 
 
 def test_with_buffer_one_exactly_one_waits_for_the_run_to_end(it):
-    """It starts right after, never loses the lock, and later slots are skipped meanwhile."""
     name, counts = "buffers", set()
 
     def has_waited(before, due_after):
-        """Return whether the next run was due during a run, and two more slots were skipped."""
         began, ended = before
         skipped = [slot for slot in it.told(name, SKIPPED) if began < slot.due < ended]
         return due_after < ended and len(skipped) >= 2
@@ -353,8 +335,6 @@ def test_with_buffer_one_exactly_one_waits_for_the_run_to_end(it):
 
 @pytest.fixture
 def aside(it):
-    """Return what delivers the oldest message of an entry, and copies of it."""
-
     def take(name):
         found = eventually(lambda: messages(it, name, "aside"), f"message of {name!r}", timeout=100)
         return found[-1]
@@ -363,7 +343,6 @@ def aside(it):
 
 
 def deliver_three_times(it, name, message):
-    """Deliver *message*, a copy of it while its body runs, and one when that has ended."""
     task_id = message["headers"]["id"]
     deliver(it, message)
     it.started(name)
@@ -376,7 +355,6 @@ def deliver_three_times(it, name, message):
 
 
 def test_a_message_carries_its_slot(it, aside):
-    """Its task reads the name of the entry, when it was due, and its own id."""
     message = aside("once")
     header = message["headers"]["redlock"]
     (entry, due, overlap), task_id = header["slot"], header["task_id"]
@@ -389,7 +367,6 @@ def test_a_message_carries_its_slot(it, aside):
 
 
 def test_a_second_message_of_a_slot_does_not_run(it, aside):
-    """Neither while the first one runs nor after that."""
     message = aside("once")
     deliver_three_times(it, "once", message)
     ends = rf"\[{message['headers']['id']}\] has finished before; this copy ends"
@@ -418,8 +395,6 @@ def alone(folder, *entries, **conf):
 
 
 def wait_for_published(it, names, after=0.0, times=2):
-    """Wait until so many slots of each entry are published that were due after *after*."""
-
     def are_there():
         return all(
             len([due for due in it.dues(name, PUBLISHED) if due > after]) >= times for name in names
@@ -441,12 +416,10 @@ def wait_until_settled(it, names):
 
 
 def wait_until(moment):
-    """Wait until *moment* [s, Unix time]."""
     eventually(lambda: time.time() >= moment, f"moment {moment}", timeout=100)
 
 
 def in_queue(it, name):
-    """Return what waits at the broker of the slots of *name*, in their order."""
     return sorted(m.due for m in published(it.broker.url) if m.entry == name)
 
 
@@ -501,14 +474,12 @@ def check_what_is_late(it, beat, names, moment):
 
 
 def test_slots_that_fall_due_while_no_beat_runs(tmp_path):
-    """They are published when the next beat leads, each once."""
     names = ("locked", "plain")
     with alone(tmp_path, *names, ttl=SHORT_TTL) as it:
         beat = it.beat()
         wait_for_published(it, names)
 
         def is_stopped():
-            """When all that it has published is settled, and told."""
             if not stopped_between_slots(it, beat, names):
                 return False
             last = last_slots(it, names)
@@ -530,7 +501,6 @@ def test_slots_that_fall_due_while_no_beat_runs(tmp_path):
 
 
 def test_slots_that_are_too_old_are_dropped(tmp_path):
-    """Those within the deadline are published, each once; older ones are dropped, with a word."""
     names = ("locked", "plain")
     with alone(tmp_path, *names, redlock_beat_starting_deadline=DEADLINE) as it:
         slots, last = Slots.on(plugin_for(it.app).locks), float(int(time.time()) - 1.5 * DEADLINE)
@@ -600,7 +570,6 @@ def test_a_slot_that_a_dead_leader_may_have_published_is_published_if_a_copy_is_
 
 
 def test_a_stop_in_the_middle_of_a_publish_leaves_no_doubt(tmp_path):
-    """SIGTERM while the broker hangs: the message is sent before the end, and no slot is lost."""
     names = ("plain",)
     with alone(tmp_path, *names) as it:
         beat = it.beat()

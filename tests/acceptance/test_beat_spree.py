@@ -55,8 +55,6 @@ PACE = 0.5, 5.0
 
 
 def declare(app):
-    """Declare two tasks that are due every second; a beat may be broken on purpose."""
-
     @app.task(name="locked", base=RedlockTask, shared=False)
     def locked():
         pass
@@ -133,11 +131,9 @@ class Farm:
         self.logs: list[str] = []
 
     def start(self, name: str) -> None:
-        """Start a beat."""
         self.beats[name] = stage_beat(self.it, name, env=self.env)
 
     def leader(self) -> str | None:
-        """Return the name of the beat that leads, as far as the logs tell."""
         said = {name: beat.log() for name, beat in self.beats.items()}
         for name, log in said.items():
             if log.rfind("Leads as") > log.rfind("No longer leads") and name not in self.paused:
@@ -145,15 +141,12 @@ class Farm:
         return None
 
     def told(self) -> str:
-        """Return what all beats have written so far."""
         return "\n".join([*self.logs, *(beat.log() for beat in self.beats.values())])
 
     def leaders(self) -> int:
-        """Return how often a beat came to lead so far."""
         return self.told().count("Leads as")
 
     def end(self, name: str, how: Callable[[Beat], None]) -> None:
-        """End a beat and keep its log."""
         beat = self.beats.pop(name)
         assert beat.alive, f"beat {name} ended by itself:\n{beat.log()}"
         how(beat)
@@ -172,7 +165,6 @@ class Farm:
         return False
 
     def wake(self, *, everybody: bool = False) -> None:
-        """Let those go on whose pause is over."""
         for name, until in list(self.paused.items()):
             if everybody or time.monotonic() >= until:
                 del self.paused[name]
@@ -188,7 +180,6 @@ class Farm:
 
 @contextmanager
 def beats(folder: Path, number: int, broken: str = "", **conf: object) -> Iterator[Farm]:
-    """Set a stage with *number* beats, all of them started."""
     conf = {
         "redlock_ttl": TTL,
         "redlock_max_ttl": TTL,
@@ -252,7 +243,6 @@ def doubtful(logs: str) -> list[str]:
 
 
 def strike(farm: Farm, chance: random.Random, spare: list[Server]) -> str:
-    """Do something to a beat or to a minority of the nodes; returns what."""
     deeds = ["kill", "kill", "pause", "pause", "restart", "nodes"]
     deed = chance.choice([d for d in deeds if d != "nodes" or spare])
     if deed == "nodes":
@@ -273,7 +263,6 @@ def strike(farm: Farm, chance: random.Random, spare: list[Server]) -> str:
 
 
 def test_every_slot_is_published_once_whatever_happens_to_beats_and_nodes(tmp_path):
-    """Killed, paused for three leases, restarted, nodes without memory: none lost, none twice."""
     chance = random.Random(SEED)
     done: list[str] = []
     with beats(tmp_path, 3) as farm:
@@ -306,7 +295,6 @@ def test_every_slot_is_published_once_whatever_happens_to_beats_and_nodes(tmp_pa
 
 
 def missing_until(farm: Farm, moment: float, spare: str = "nobody") -> list[str]:
-    """Return the slots up to *moment* that nobody has published yet, but those of *spare*."""
     wrong = errors(published(farm.it.broker.url), moment, left_out=doubtful(farm.told()))
     return [words for words in wrong if words.endswith("never") and not words.startswith(spare)]
 
@@ -318,7 +306,6 @@ def newest(farm: Farm, entry: str) -> float:
 
 @pytest.mark.parametrize("how", ["paused", "killed"])
 def test_a_majority_down_for_two_leases_costs_nothing_but_time(tmp_path, how):
-    """Nothing is published meanwhile nor twice; it goes on by itself; no process ends."""
     with beats(tmp_path, 2) as farm:
         down = farm.it.nodes[:3]
         eventually(farm.is_between_slots, "moment between two slots", timeout=100, every=0.2)
@@ -402,7 +389,6 @@ def test_two_leaders_without_records_are_caught_by_these_tests(tmp_path, broken)
 
 @contextmanager
 def two_leaders(folder: Path, broken: str) -> Iterator[Farm]:
-    """Have two beats that both believe to lead."""
     with beats(folder, 2, broken) as farm:
         if "blind" in broken:
             first = eventually(farm.leader, "leader", timeout=100)

@@ -22,7 +22,6 @@ HOSTS = [f"w{number}@localhost" for number in range(WORKERS)]
 
 
 def declare(app):
-    """Declare a task that all workers get, and that none may run beside another."""
     events, kind = Exchange("events", type="fanout"), app.conf.task_default_queue_type
     app.conf.task_default_queue = f"celery-{kind}"
     app.conf.task_queues = (
@@ -51,7 +50,6 @@ def declare(app):
 
 @pytest.fixture(scope="module", params=["redis", "rabbitmq", pytest.param("quorum", marks=QUORUM)])
 def it(request, tmp_path_factory):
-    """Three workers that listen to the same broadcasts."""
     folder, url = tmp_path_factory.mktemp("broadcast"), {}
     if request.param != "redis":
         url = {"broker_url": request.getfixturevalue("rabbit").url}
@@ -80,17 +78,14 @@ def to_all(it):
 
 
 def hosts_of(it, name):
-    """Return the workers that ran the bodies of *name*."""
     return [event["host"] for event in read(it.events, "start") if event["name"] == name]
 
 
 def received(it, task_id):
-    """Return how many deliveries of a task all workers have logged."""
     return it.log().count(f"[{task_id}] received")
 
 
 def put_off(it, task_id):
-    """Return how often a task was put off, in all workers."""
     return it.log().count(f"Task reload[{task_id}] ignored")
 
 
@@ -109,7 +104,6 @@ def test_every_worker_runs_it_once(it):
 
 
 def test_a_conflict_may_be_skipped(it):
-    """Then it runs wherever the lock was free, and nothing comes again."""
     result = it.task("reload_or_skip").apply_async(("some",), **to_all(it))
     ended = f"[{result.id}] succeeded"
     eventually(lambda: it.log().count(ended) >= WORKERS, "an end in each", timeout=100)
@@ -118,7 +112,6 @@ def test_a_conflict_may_be_skipped(it):
 
 
 def test_a_retry_is_run_by_the_worker_that_asked_for_it(it):
-    """Each runs it twice, and not once for each of the others."""
     it.task("again").apply_async(("twice",), **to_all(it))
     eventually(lambda: len(hosts_of(it, "twice")) >= 2 * WORKERS, "both runs", timeout=100)
     time.sleep(2.5)  # a third run would come in that time
@@ -128,7 +121,6 @@ def test_a_retry_is_run_by_the_worker_that_asked_for_it(it):
 
 @pytest.fixture
 def shared(rabbit, tmp_path):
-    """Two workers that share one queue of a fanout exchange, and one that has another."""
     with stage(__file__, tmp_path, nodes=3, **RULES, broker_url=rabbit.url) as it:
         for number, queue in enumerate(("mail", "mail", "bill")):
             it.worker(name=f"s{number}", concurrency=1, args=["-Q", queue])

@@ -38,8 +38,6 @@ def declare(app):
 
 
 def declare_plain(app):
-    """Declare tasks that return, fail and take notes."""
-
     @app.task(name="add", shared=False)
     def add(x, y):
         return x + y
@@ -62,8 +60,6 @@ def declare_plain(app):
 
 
 def declare_retrying(app):
-    """Declare tasks that try again."""
-
     @app.task(name="tries", bind=True, shared=False, max_retries=2, default_retry_delay=0)
     def tries(self, what, enough):
         record(os.environ["EVENTS"], "note", args=[what, self.request.retries])
@@ -96,8 +92,6 @@ def declare_retrying(app):
 
 
 def declare_special(app):
-    """Declare tasks that become others, or tell of themselves."""
-
     @app.task(name="become", bind=True, shared=False)
     def become(self, x, y):
         add = self.app.tasks["add"]
@@ -150,8 +144,6 @@ STEADY = {
 
 
 def declare_ends(app):
-    """Declare a task that ends in every way there is, acknowledged early and late."""
-
     def end(self, way, what):
         record(os.environ["EVENTS"], "note", args=[what, way, self.request.retries])
         is_first = len(notes_of(os.environ["EVENTS"], what)) == 1
@@ -195,7 +187,6 @@ def sleep(way):
 
 
 def by_itself(task, way, what, *, is_first):
-    """End in a way for which the task itself is needed, or just go on."""
     if way == "progress":
         task.update_state(state="PROGRESS", meta={"done": 1})
     if way == "replace":
@@ -229,7 +220,6 @@ def which_run():
 
 
 def tell_of_signals():
-    """Record every signal of a task, where it was sent and what it said."""
     for name in TASK_SIGNALS:
 
         def receive(sender=None, name=name, **told):
@@ -252,7 +242,6 @@ def tell_of_signals():
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    """A plain app and a protected one, each with a worker of its own."""
     same = {"result_extended": True, "worker_send_task_events": True, "redlock_ttl": 120.0}
     same |= {"redlock_max_ttl": 120.0, "redlock_node_timeout": 1.0}
     folders = [tmp_path_factory.mktemp(name) for name in ("plain", "protected")]
@@ -274,7 +263,6 @@ def ends(result):
 
 
 def ends_of_all(result):
-    """Return how a result and all before it end, the last first."""
     found = []
     while result is not None:
         found.append(ends(result))
@@ -283,12 +271,10 @@ def ends_of_all(result):
 
 
 def notes_of(events, what):
-    """Return the notes about *what* so far, in their order."""
     return [event["args"] for event in read(events, "note") if event["args"][0] == what]
 
 
 def notes(it, what, times):
-    """Wait for *times* notes about *what*, and return them in their order."""
     return eventually(
         lambda: found if len(found := notes_of(it.events, what)) >= times else None,
         f"{times} notes about {what}",
@@ -297,7 +283,6 @@ def notes(it, what, times):
 
 
 def groups(it):
-    """Values, and failures among them."""
     add, fail = it.task("add"), it.task("fail")
     whole = group(add.s(n, n) for n in range(5)).apply_async()
     broken = group(add.s(7, 7), fail.s("group")).apply_async()
@@ -305,7 +290,6 @@ def groups(it):
 
 
 def chords(it):
-    """With values, with a failure in the header, of chains, and with an error callback."""
     add, total, fail, note = (it.task(name) for name in ("add", "total", "fail", "note_error"))
     whole = chord((add.s(n, 10) for n in range(5)), total.s()).apply_async()
     broken = chord([add.s(1, 20), fail.s("chord")], total.s()).apply_async()
@@ -326,7 +310,6 @@ def chords(it):
 
 
 def chains(it):
-    """To the end, broken in the middle, and through a group."""
     add, total, fail = it.task("add"), it.task("total"), it.task("fail")
     whole = chain(add.s(1, 1), add.s(1), add.si(5, 50), add.s(2)).apply_async()
     broken = chain(add.s(2, 51), fail.s("chain"), add.s(1)).apply_async()
@@ -343,7 +326,6 @@ def chains(it):
 
 
 def links(it):
-    """Called with the value of a success, and with the error of a failure."""
     add, fail, note, note_error = (it.task(n) for n in ("add", "fail", "note", "note_error"))
     # Different arguments, as the same ones would be one lock name, and might rightly conflict.
     linked = add.apply_async((4, 60), link=[note.si("link one"), note.si("link two"), add.s(1)])
@@ -355,7 +337,6 @@ def links(it):
 
 
 def results_ignored(it):
-    """Nothing is stored; the body runs."""
     forgotten = [it.task("forget").delay("ignored")]
     if CELERY >= (5, 6):  # before, the task alone has a say, not its caller
         forgotten.append(it.task("add").apply_async((1, 70), ignore_result=True))
@@ -368,7 +349,6 @@ def results_ignored(it):
 
 
 def manual_retries(it):
-    """As many as needed, as many as allowed, with and without a cause."""
     tries, tries_for = it.task("tries"), it.task("tries_for")
     found = [ends(tries.delay(f"retry {n}", n)) for n in range(4)]
     counted = [notes(it, f"retry {n}", min(n, 2) + 1) for n in range(4)]
@@ -377,13 +357,11 @@ def manual_retries(it):
 
 
 def automatic_retries(it):
-    """``autoretry_for`` catches what the body raises, and gives up as it does for plain tasks."""
     found = [ends(it.task("retries").delay(f"auto {n}", n)) for n in range(4)]
     return found, [notes(it, f"auto {n}", min(n, 2) + 1) for n in range(4)]
 
 
 def replacements(it):
-    """A task becomes a chain, also in the middle of another one."""
     become, add = it.task("become"), it.task("add")
     alone = become.delay(1, 80)
     within = chain(add.s(1, 81), become.s(1), add.s(100)).apply_async()
@@ -391,7 +369,6 @@ def replacements(it):
 
 
 def maps(it):
-    """``map``, ``starmap`` and ``chunks`` lock each element, and return what Celery does."""
     add, total = it.task("add"), it.task("total")
     return (
         add.starmap([(1, 1), (1, 1), (2, 2)]).delay().get(timeout=100),
@@ -401,7 +378,6 @@ def maps(it):
 
 
 def requests(it):
-    """What the body sees of its request."""
     where = it.task("where")
     return (
         where.apply_async(("alone",), headers={"tenant": "acme"}).get(timeout=100),
@@ -411,13 +387,11 @@ def requests(it):
 
 
 def expiry(it):
-    """What comes too late is revoked, and does not run."""
     late = it.task("note").apply_async(("late",), countdown=1, expires=0.5)
     return ends(late), [e for e in read(it.events, "note") if e["args"][0] == "late"]
 
 
 def told(it, result):
-    """Return the signals of a task that the parent sent, and those that its children sent."""
     mine = [event for event in read(it.events, "signal") if event["id"] == result.id]
     mine.sort(key=lambda event: event["run"])  # a retry may begin before its cause is over
     return {
@@ -427,7 +401,6 @@ def told(it, result):
 
 
 def messages(it):
-    """What a message carries: headers, stamps, priority, limits, a name to be shown."""
     tell = it.task("tell")
     stamped = tell.si("stamped")
     stamped.stamp(customer="acme", stamped_headers=["customer"])
@@ -446,7 +419,6 @@ def messages(it):
 
 
 def states(it):
-    """What is to be read of a task while it runs."""
     result = it.task("end").delay("hold", "seen")
     notes(it, "seen", 1)
     started = eventually(lambda: it.meta(result.id), "a state")
@@ -457,7 +429,6 @@ def states(it):
 
 
 def revocations(it):
-    """Before it is published, while it waits for its time, and while it runs."""
     end, control, never = it.task("end"), it.app.control, uuid()
     control.revoke(never)
     waiting = end.apply_async(
@@ -492,7 +463,6 @@ def revocations(it):
 
 
 def eager_runs(it):
-    """``apply()`` of everything, with the signals that are sent."""
     seen = []
     add, fail, total, tries, retries, become = (
         it.task(name) for name in ("add", "fail", "total", "tries", "retries", "become")
@@ -545,7 +515,6 @@ WORKFLOWS = [
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.__name__)
 def test_a_protected_app_does_what_a_plain_one_does(both, workflow):
-    """States, values, errors, callbacks and the number of tries are the same."""
     plain, protected = both
     expected = workflow(plain)
     assert workflow(protected) == expected
@@ -590,7 +559,6 @@ class Witness(threading.Thread):
         self.join()
 
     def run(self):
-        """Look until it is over."""
         with self._app.connection_for_read() as connection:
             self._receiver = self._app.events.Receiver(connection, {"*": self._seen.append})
             self._receiver.capture(wakeup=False)
@@ -607,7 +575,6 @@ class Witness(threading.Thread):
 
 @pytest.fixture(scope="module")
 def witnesses(both):
-    """Witnesses of the plain app's worker and of the protected one's."""
     with Witness(both[0]) as plain, Witness(both[1]) as protected:
         yield plain, protected
 
@@ -646,7 +613,6 @@ def wait_for_the_end(it, witness, result, what, times):
 
 
 def story_of(it, result, witness, way, what):
-    """Return all that is known of a task by now."""
     story = {
         "notes": notes_of(it.events, what),
         "stored": stored(it, result),
@@ -663,7 +629,6 @@ def story_of(it, result, witness, way, what):
 @pytest.mark.parametrize("way", ENDS)
 @pytest.mark.parametrize("name", ["end", "end_late"])
 def test_every_end_is_the_end_that_celery_makes_of_it(both, witnesses, name, way):
-    """State, result, number of bodies, signals and events are those of a plain task."""
     what = f"{name} {way}"
     results = [it.task(name).apply_async((way, what), **ENDS[way]) for it in both]
     times = 2 if way == "retry" or what == "end_late requeue" else 1
@@ -684,7 +649,6 @@ def test_every_end_is_the_end_that_celery_makes_of_it(both, witnesses, name, way
 
 
 def test_a_task_whose_process_was_lost_comes_again_as_ever(both):
-    """With ``reject_on_worker_lost`` it is delivered again, and its second body is the last."""
     results = [it.task("end_lost").delay("killed once", "lost") for it in both]
     found = [(ends(r), notes(it, "lost", 2)) for it, r in zip(both, results, strict=True)]
     assert found[1] == found[0]
@@ -692,7 +656,6 @@ def test_a_task_whose_process_was_lost_comes_again_as_ever(both):
 
 
 def test_no_lock_is_left_behind(both):
-    """After all that no node knows of a lock."""
     _, protected = both
     protected.wait_until_quiet()
     protected.wait_until_free()

@@ -21,6 +21,7 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.cli.ls import SORTED
 from celery_redlock.reading.nodes import bootstrap, node_statuses
 from support.command_line import on_all, stopped, urls
+from support.stored import clients_of, do, label
 from support.waiting import eventually
 
 RULES = Rules(ttl=60, max_ttl=60)
@@ -62,25 +63,12 @@ HOUR = 3600.0
 
 @pytest.fixture
 def nodes(redis_nodes):
-    """Three nodes that may vote."""
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
     return nodes
 
 
-def label(node):
-    """Return how a node is called."""
-    return f"127.0.0.1:{node.port}/0"
-
-
-def do(node, *command):
-    """Run a command on a node."""
-    with redis.Redis.from_url(node.url) as client:
-        return client.execute_command(*command)
-
-
 def hold(line, nodes, call="nap.apply(task_id='task-1')", on=None, name="nightly"):
-    """Have another process hold a lock; return it when it does, on all nodes or those *on*."""
     holder = line.start(nodes, "-c", f"import shop; shop.{call}")
     assert holder.stdout.readline() == "held\n"
     if name:
@@ -89,7 +77,6 @@ def hold(line, nodes, call="nap.apply(task_id='task-1')", on=None, name="nightly
 
 
 def refuse(line, nodes):
-    """Have another process be refused the lock of `nap`, and the journal tell of it."""
     code = "import shop; shop.nap.apply(task_id='task-2')"
     line.start(nodes, "-c", code).communicate(timeout=100)
     eventually(
@@ -106,7 +93,6 @@ def plain(line, nodes, *words, expected=0):
 
 
 def token_of(line, nodes, name="nightly"):
-    """Return the public part of the token of the lock *name*, as `ls` tells it."""
     locks = plain(line, nodes, "ls")["locks"]
     return next(lock["token"] for lock in locks if lock["name"] == name)
 
@@ -115,7 +101,6 @@ def token_of(line, nodes, name="nightly"):
 
 
 def test_a_bad_day_is_told_rightly_by_all_commands(redis_nodes, line):
-    """A held lock, a dead node, a quarantined one, and a key without an expiry."""
     nodes = redis_nodes(5)
     bootstrap(urls(nodes), RULES)
     nodes[1].restart()
@@ -207,7 +192,6 @@ def test_what_scripts_read_stays_what_it_is(line, nodes):
 
 
 def test_why_names_the_holder_and_what_becomes_of_another_call(line, nodes):
-    """In plain words; the recent refusals are from the journal."""
     holder = hold(line, nodes)
     refuse(line, nodes)
     code, out, err = line.redlock(nodes, "why", "shop.nap")
@@ -224,14 +208,12 @@ def test_why_names_the_holder_and_what_becomes_of_another_call(line, nodes):
 
 
 def wait_for_nightly(node, task_id, since):
-    """Have a node know that somebody waits for a lock."""
     info = json.dumps({"task": "shop.nap", "task_id": task_id, "host": "web-3", "pid": 4711})
     known = f"{'c' * 16}0001{int(since * 1000):013}{int(time.time() * 1000):013}{info}"
     do(node, "HSET", "redlock:waiters:nightly", task_id * 32, known)
 
 
 def test_who_waits_is_told_the_oldest_first(line, nodes):
-    """By `why` with names and times, by `ls` with a number; no token is shown."""
     hold(line, nodes)
     assert "Waiting" not in line.redlock(nodes, "why", "shop.nap")[1]
     # Half an hour has to pass before these are told in other words.
@@ -255,7 +237,6 @@ def test_who_waits_is_told_the_oldest_first(line, nodes):
 
 
 def test_all_names_and_places_of_a_call_are_told_and_released(line, nodes):
-    """Who has each place, by the names of the call, and a release of each."""
     call = "call.apply(task_id='task-1')"
     holder = hold(line, nodes, call, name="tenant")
     eventually(
@@ -282,7 +263,6 @@ def test_all_names_and_places_of_a_call_are_told_and_released(line, nodes):
 
 
 def test_why_of_a_free_lock(line, nodes):
-    """Exit code 0, and another call gets it."""
     code, out, _ = line.redlock(nodes, "why", "shop.bill", "[42]", '{"dry_run": true}')
     assert code == 0
     assert "free." in out
@@ -292,7 +272,6 @@ def test_why_of_a_free_lock(line, nodes):
 
 
 def test_why_without_a_quorum(line, nodes):
-    """Nobody is called the holder, and the policy for that is named."""
     nodes[0].kill()
     nodes[1].kill()
     why = plain(line, nodes, "why", "shop.bill", "[42]", expected=1)
@@ -338,7 +317,6 @@ def test_why_tells_of_messages_that_are_queued(line, nodes, broker):
     ],
 )
 def test_why_of_what_is_no_call(line, words, told):
-    """Told before any node is asked, without repeating a value; exit code 2."""
     code, out, err = line.redlock(["redis://127.0.0.1:1/0"], "why", *words)
     assert (code, out) == (2, "")
     assert told in err
@@ -350,7 +328,6 @@ def test_why_of_what_is_no_call(line, words, told):
 
 
 def test_release_takes_the_lock_from_the_holder_that_was_seen(line, nodes):
-    """Per node, and the holder hears of it."""
     holder = hold(line, nodes)
     token = token_of(line, nodes)
     with stopped(holder):  # it might hear of it at once, and give back the last ones itself
@@ -363,7 +340,6 @@ def test_release_takes_the_lock_from_the_holder_that_was_seen(line, nodes):
 
 
 def test_release_changes_nothing_for_any_other_token(line, nodes):
-    """Another holder, nobody, nothing to ask on: it is said, and the lock stands."""
     hold(line, nodes)
     token = token_of(line, nodes)
     other = "0" * 8 if token != "0" * 8 else "1" * 8
@@ -450,7 +426,6 @@ def test_a_reservation_is_shown_and_ended_by_hand(line, nodes):
 
 @pytest.mark.parametrize(("answer", "code", "left"), [("n", 1, 1), ("y", 0, 0)])
 def test_release_asks_a_person_first(line, nodes, answer, code, left):
-    """On a terminal the holder is shown, and nothing is changed without a yes."""
     for node in nodes:
         do(node, "SET", "redlock:lock:a", "e" * 40 + '{"task_id": "one"}', "PX", "600000")
     ended, out, err = line.answer(nodes, answer, "release", "a", "--token", "e" * 8)
@@ -464,7 +439,6 @@ def test_release_asks_a_person_first(line, nodes, answer, code, left):
 
 
 def test_doctor_of_healthy_nodes(line, nodes):
-    """Nothing to say, exit code 0, nothing left behind."""
     before = [set(do(node, "KEYS", "*")) for node in nodes]
     code, out, err = line.redlock(nodes, "doctor")
     assert (code, out, err) == (0, "All is well.\n", "")
@@ -481,7 +455,6 @@ def test_doctor_of_healthy_nodes(line, nodes):
     ],
 )
 def test_doctor_tells_wrong_settings_as_a_finding(line, given, told):
-    """An even number of nodes, one named twice, no URL: exit code 2, no traceback, no password."""
     if given[:1] == given[1:2] and len(given) == 2:
         given = [given[0], given[1].replace("lock-1", "lock-2")]
     told_json = plain(line, given, "doctor", expected=2)
@@ -497,7 +470,6 @@ def test_doctor_tells_wrong_settings_as_a_finding(line, given, told):
 
 
 def record(nodes, ident, **fields):
-    """Write a record into the journals, past the library."""
     told = {"id": ident, "event": "TaskSkipped", "at": time.time(), "cause": "conflict"}
     text = json.dumps({**told, "task": "shop.nap", "task_id": ident, "name": "nightly", **fields})
     for node in nodes:
@@ -505,7 +477,6 @@ def record(nodes, ident, **fields):
 
 
 def test_tail_shows_what_was_and_picks(line, nodes):
-    """The newest ones of all nodes, each once; by task, lock and event."""
     record(nodes[:1], "one", at=100.0)
     record(nodes[1:], "two", at=200.0, task="other.task", name="invoice:7")
     record(nodes, "three", at=300.0, event="LeaseLost", reason="deadline")
@@ -551,7 +522,6 @@ def test_tail_says_what_it_cannot_know(line, nodes):
 
 
 def test_tail_follows_through_the_death_of_nodes_until_ctrl_c(line, nodes):
-    """A line per record as it comes, also after a node has died and has come back; exit code 0."""
     record(nodes, "old")
     process = line.start_redlock(nodes, "tail")
     assert "[old]" in process.stdout.readline()
@@ -596,17 +566,15 @@ def test_a_reader_that_leaves_is_no_error(line, nodes, words):
 
 
 def plant(nodes, count):
-    """Write *count* locks onto all *nodes*, past the library."""
     info = json.dumps({"task": "shop.bill", "task_id": "id", "host": "web-1", "pid": 7})
-    for node in nodes:
-        with redis.Redis.from_url(node.url) as client:
-            for begin in range(0, count, 5000):
-                with client.pipeline(transaction=False) as pipe:
-                    for number in range(begin, min(count, begin + 5000)):
-                        pipe.set(f"redlock:lock:a:{number:06}", "e" * 40 + info, px=600_000)
-                        pipe.set(f"redlock:fence:a:{number:06}", number + 1, px=600_000)
-                    pipe.execute()
-            client.config_resetstat()
+    for client in clients_of(nodes):
+        for begin in range(0, count, 5000):
+            with client.pipeline(transaction=False) as pipe:
+                for number in range(begin, min(count, begin + 5000)):
+                    pipe.set(f"redlock:lock:a:{number:06}", "e" * 40 + info, px=600_000)
+                    pipe.set(f"redlock:fence:a:{number:06}", number + 1, px=600_000)
+                pipe.execute()
+        client.config_resetstat()
 
 
 #: Runs `celery` with the words after it, and tells of its own memory on stderr. (What the kernel
@@ -639,7 +607,6 @@ def peak(line, nodes, path, *words):
 
 @pytest.mark.long
 def test_many_locks_cost_the_client_no_memory_and_the_nodes_no_time(redis_nodes, line, tmp_path):
-    """20,000 locks: valid JSON, the memory of a few, no node kept from its work by a command."""
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
     plant(nodes, 200)
@@ -660,7 +627,6 @@ def test_many_locks_cost_the_client_no_memory_and_the_nodes_no_time(redis_nodes,
 
 @pytest.mark.long
 def test_more_locks_than_are_sorted_are_printed_as_they_come(line, nodes):
-    """All of them, under one head; few enough are in order; a limit is kept, and said."""
     plant(nodes, SORTED + 300)
     code, out, err = line.redlock(nodes, "ls")
     assert (code, err) == (0, "")
@@ -679,7 +645,6 @@ def test_more_locks_than_are_sorted_are_printed_as_they_come(line, nodes):
 
 
 def test_ctrl_c_leaves_a_whole_document(line, nodes):
-    """What was found by then, and that it is not all; exit code 1."""
     plant(nodes, 20_000)
     ours, theirs = os.pipe()
     process = line.start_redlock(nodes, "ls", "--json", stdout=theirs)
@@ -702,7 +667,6 @@ def test_ctrl_c_leaves_a_whole_document(line, nodes):
 
 
 def on_a_terminal(line, nodes, *words, **env):
-    """Return what a command prints on a terminal of 200 columns."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
     process = line.start_redlock(
@@ -729,7 +693,6 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-9]m")
 
 
 def test_a_terminal_gets_colours(line, nodes):
-    """Brackets in a name are no markup; NO_COLOR is heeded."""
     for node in nodes:
         do(node, "SET", "redlock:lock:[red]x[/]", "e" * 40, "PX", "600000")
     told = on_a_terminal(line, nodes, "status")
@@ -759,7 +722,6 @@ def test_control_characters_of_others_do_not_reach_the_terminal(line, nodes):
 
 
 def test_secrets_are_told_nobody(line, redis_nodes):
-    """Passwords, the web page's token, more of a lock's token than its public part, arguments."""
     nodes = redis_nodes(3)
     for node in nodes:
         do(node, "CONFIG", "SET", "requirepass", "p4ssw0rd")
@@ -790,13 +752,16 @@ def test_secrets_are_told_nobody(line, redis_nodes):
         ["report"],
         ["report", "--json"],
         ["bootstrap"],
+        ["bootstrap", "--json"],
         ["release", name, "--token", "0" * 8, "--yes"],
         ["release", name, "--token", token, "--yes", "--json"],
+        ["bootstrap", "--force"],
     ]
     seen = ""
     for words in commands:
         _, out, err = line.redlock(wrong, *words)
         assert "Traceback" not in err
+        assert "127.0.0.1:" in out + err or words[0] not in ("status", "ls", "bootstrap")
         seen += out + err
     for words in (["status"], ["ls"], ["why", "--name", name], ["doctor"]):
         for given in (wrong, [*right, right[0]]):
@@ -813,25 +778,23 @@ COMMANDS = (
 )
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_has_examples_and_exit_codes(line, command):
-    """Without any node; every command says what its exit code means."""
-    code, out, _ = line.redlock([], command, "--help")
+    code, out, _ = line.redlock([], *command.split(), "--help")
     assert code == 0
     assert f"celery -A shop redlock {command}" in out
-    assert command == "web" or "Exits with 0" in out
+    assert command in ("", "web") or "Exits with 0" in out
 
 
 @pytest.mark.parametrize("command", sorted({*COMMANDS} - {"why", "release", "doctor", "web"}))
 def test_wrong_settings_end_every_command_with_2(line, command):
-    """One line that names the setting."""
-    code, _, err = line.redlock(["redis://lock-1/0"] * 3, command)
-    assert code == 2
-    assert err.startswith("Error: redlock_nodes")
+    code, out, err = line.redlock(["redis://:s3cret@lock-1/0"] * 3, command)
+    assert (code, out) == (2, "")
+    assert err.startswith("Error: redlock_nodes names lock-1:6379/0 more than once")
+    assert "s3cret" not in err
 
 
 def test_completion_knows_commands_and_options(line):
-    """As click does it for `celery`."""
     env = {"_CELERY_COMPLETE": "bash_complete", "COMP_CWORD": "4"}
     words = {"COMP_WORDS": "celery -A shop redlock "}
     code = "import sys; sys.argv[0] = 'celery'; from celery.__main__ import main; main()"

@@ -16,6 +16,7 @@ from celery_redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import bootstrap
 from support.command_line import on_all, urls
+from support.stored import clients_of
 
 termios = pytest.importorskip("termios")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no terminals like ours")
@@ -38,8 +39,6 @@ HOME = "\x1b[H"
 
 
 class Terminal:
-    """A terminal with a command in it."""
-
     def __init__(self, line, nodes, *words, **env):
         self._ours, self.theirs = os.openpty()
         self.before = termios.tcgetattr(self.theirs)
@@ -67,7 +66,6 @@ class Terminal:
             self.written += os.read(self._ours, 1 << 16).decode(errors="replace")
 
     def end(self, number=0):
-        """Send a signal, if any, and wait until the process has ended; return the exit code."""
         if number:
             self.process.send_signal(number)
         deadline = time.monotonic() + 60
@@ -78,13 +76,11 @@ class Terminal:
 
     @property
     def is_as_before(self):
-        """Whether screen, cursor and settings are as they were."""
         pairs = (("?1049h", "?1049l"), ("?25l", "?25h"))
         shown = [[self.written.count(f"\x1b[{code}") for code in pair] for pair in pairs]
         return shown == [[1, 1], [1, 1]] and termios.tcgetattr(self.theirs) == self.before
 
     def close(self):
-        """Let go of it."""
         self.process.kill()
         self.process.wait()
         os.close(self._ours)
@@ -93,7 +89,6 @@ class Terminal:
 
 @pytest.fixture
 def nodes(redis_nodes):
-    """Nodes on which an invoice is locked."""
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
     Redlock.from_urls(urls(nodes), ttl=LASTS, max_ttl=LASTS, node_timeout=1.0).acquire("invoice:7")
@@ -103,7 +98,6 @@ def nodes(redis_nodes):
 
 @pytest.fixture
 def terminal(line, nodes):
-    """Start a command on a terminal: ``terminal(*words, **env)``."""
     started = []
 
     def start(*words, **env):
@@ -124,7 +118,6 @@ def words_of(table):
 @pytest.mark.parametrize("command", ["ls", "status"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_is_printed_once_is_drawn_again_until_ctrl_c(line, nodes, terminal, command, number):
-    """The same table; the end is no error, and leaves no trace on the terminal."""
     it = terminal(command, "--watch")
     for _ in range(3):
         drawn = it.read_until(lambda drawing: "Ctrl-C ends it." in drawing)
@@ -135,13 +128,11 @@ def test_what_is_printed_once_is_drawn_again_until_ctrl_c(line, nodes, terminal,
 
 
 def test_what_changes_meanwhile_is_drawn(nodes, terminal):
-    """Locks that come, and nodes that fail: each is shown, none ends it."""
     locks, status = terminal("ls", "invoice", "--watch"), terminal("status", "--watch")
     locks.read_until(lambda drawing: "invoice:7" in drawing and "invoice:8" not in drawing)
     status.read_until(lambda drawing: drawing.count(" up ") == 3)
-    for node in nodes:
-        with redis.Redis.from_url(node.url) as client:
-            client.set("redlock:lock:invoice:8", "e" * 40, px=600_000)
+    for client in clients_of(nodes):
+        client.set("redlock:lock:invoice:8", "e" * 40, px=600_000)
     locks.read_until(lambda drawing: "invoice:7" in drawing and "invoice:8" in drawing)
     nodes[0].kill()
     status.read_until(lambda drawing: " down " in drawing and "Quorum: yes, without" in drawing)
@@ -167,7 +158,6 @@ def test_a_low_terminal_has_the_first_lines_and_says_of_how_many(nodes, terminal
 
 @pytest.mark.parametrize(("no_colour", "is_coloured"), [("", True), ("1", False)])
 def test_colours_are_those_of_the_table(terminal, no_colour, is_coloured):
-    """NO_COLOR is heeded."""
     it = terminal("status", "--watch", NO_COLOR=no_colour, TERM="xterm-256color")
     it.read_until(lambda drawing: drawing.count(" up ") == 3)
     assert bool(COLOUR.search(it.written)) is is_coloured
@@ -175,7 +165,6 @@ def test_colours_are_those_of_the_table(terminal, no_colour, is_coloured):
 
 @pytest.mark.parametrize("command", ["ls", "status"])
 def test_what_cannot_be_watched_is_refused(line, nodes, terminal, command):
-    """JSON, no terminal, one that cannot move its cursor, no rich: a word that helps, and 2."""
     code, out, err = line.redlock(nodes, command, "--watch", "--json")
     assert (code, out) == (2, "")
     assert "--watch draws for people; --json prints once" in err

@@ -57,7 +57,6 @@ WIDE = """
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def ledger_url(request, tmp_path):
-    """A database of each kind in turn."""
     if request.param == "postgresql":
         return request.getfixturevalue("database").url
     return f"sqlite:///{tmp_path / 'ledger.sqlite3'}"
@@ -65,7 +64,6 @@ def ledger_url(request, tmp_path):
 
 @pytest.fixture
 def five_calls(tmp_path, broker, redis_nodes, start_worker, events):
-    """Make five calls of one customer at once in real workers; returns what became of each."""
     nodes = redis_nodes(5)
     bootstrap([node.url for node in nodes], Rules(ttl=60, max_ttl=60))
     (tmp_path / "wide.py").write_text(textwrap.dedent(WIDE))
@@ -91,7 +89,6 @@ def five_calls(tmp_path, broker, redis_nodes, start_worker, events):
 
 
 def outcomes(env, *arguments):
-    """Let the example publish five calls for customer 1, and return what became of each."""
     words = ["--items", "5", "--first", "1", "--invoices", "0", "--loads", "0", *arguments]
     done = subprocess.run(
         [sys.executable, "-m", "example_worker.publish", *words],
@@ -108,7 +105,6 @@ def outcomes(env, *arguments):
 
 
 def items(ledger_url):
-    """Return how many items customer 1 has, past the example."""
     with create_engine(ledger_url, poolclass=NullPool).connect() as db:
         return db.execute(text("SELECT count(*) FROM item WHERE customer = 1")).scalar()
 
@@ -133,7 +129,6 @@ def test_with_the_lock_three_are_created_and_two_refused(five_calls, ledger_url)
 
 
 def test_and_also_with_two_of_five_lock_nodes_down(five_calls, ledger_url):
-    """Three of five are a majority: nothing is created twice, and nothing has to wait for them."""
     told, there, seen = five_calls(ledger_url, dead=(1, 3))
     assert seen == [0, 1, 2, 3, 3]
     assert told == [CREATED] * 3 + [REFUSED] * 2

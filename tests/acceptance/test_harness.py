@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import textwrap
-from pathlib import Path
 
 import pytest
 
 from support import events as recording
 from support.clients import let_go
+from support.process import is_gone
 from support.waiting import eventually
 
 pytestmark = pytest.mark.long
@@ -31,7 +31,6 @@ APP = """
 
 @pytest.fixture
 def shop(tmp_path, broker, monkeypatch):
-    """A module with an app of one task, and its app as a client sees it."""
     (tmp_path / "harness_shop.py").write_text(textwrap.dedent(APP))
     monkeypatch.setenv("BROKER", broker.url)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -42,16 +41,8 @@ def shop(tmp_path, broker, monkeypatch):
     let_go(harness_shop.app)
 
 
-def _there(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
 def test_a_worker_of_every_pool_runs_tasks(shop, start_worker, events, pool):
-    """It is ready when the fixture hands it over, records events, and shuts down warmly."""
     worker = start_worker("harness_shop", pool=pool, concurrency=1)
     ran_in = shop.nap.delay(0.01).get(timeout=100)
     assert (ran_in == worker.pid) == (pool != "prefork")
@@ -62,18 +53,16 @@ def test_a_worker_of_every_pool_runs_tasks(shop, start_worker, events, pool):
 
 
 def test_a_killed_worker_takes_its_children_along(shop, start_worker, events):
-    """``kill -9`` of the whole worker leaves nothing that still works."""
     worker = start_worker("harness_shop")
     shop.nap.delay(30)
     (start,) = eventually(lambda: recording.read(events, "start"), "start of a body")
     assert start["pid"] != worker.pid
     worker.kill()
     assert not worker.alive
-    eventually(lambda: not _there(start["pid"]), "end of the child")
+    eventually(lambda: is_gone(start["pid"]), "end of the child")
 
 
 def test_a_worker_whose_app_is_broken_shows_its_log(start_worker):
-    """The failure says what the worker wrote."""
     with pytest.raises(AssertionError, match=r"(?s)has ended.*no_such_module"):
         start_worker("no_such_module")
 

@@ -36,7 +36,6 @@ SOON = 100.0
 
 
 def declare(app):
-    """Declare the tasks of this file."""
     if "STAGE" in os.environ:  # in a worker, and not in this process, where other tests are run
         waiting.FIRST_BY_ITSELF = waiting.LONGEST_BY_ITSELF = 600
     options = {"ignore_result": True, "shared": False}
@@ -68,7 +67,6 @@ def declare(app):
 
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
-    """A stage without workers; each test has its own, on a queue of its own."""
     folder = tmp_path_factory.mktemp("hints")
     with stage(__file__, folder, nodes=3, **LASTING) as it:
         it.numbers = itertools.count(1)
@@ -76,8 +74,6 @@ def it(tmp_path_factory):
 
 
 class Crew:
-    """A worker on a queue of its own, and what is published to it."""
-
     def __init__(self, it, **options):
         self.it, self.queue = it, f"hints-{next(it.numbers)}"
         self.worker = it.worker(**{"concurrency": 2, "args": ["-Q", self.queue], **options})
@@ -85,7 +81,6 @@ class Crew:
         self.ended("warm", 1)
 
     def publish(self, name, *args):
-        """Publish a task."""
         self.it.task(name).apply_async(args, queue=self.queue)
 
     def forge(self, task, *args, **header):
@@ -104,8 +99,6 @@ class Crew:
             )
 
     def scheduled(self, count):
-        """Wait until so many messages wait in the worker, whatever for."""
-
         def has_all():
             found = self.it.app.control.inspect(timeout=1).scheduled() or {}
             return sum(map(len, found.values())) >= count  # the workers of other tests have ended
@@ -113,8 +106,6 @@ class Crew:
         eventually(has_all, f"{count} messages that wait", timeout=SOON, every=0.2)
 
     def ended(self, name, count):
-        """Wait until so many bodies of *name* have ended, and return them."""
-
         def found():
             bodies = [one for one in self.it.bodies(name) if one.finished]
             return bodies if len(bodies) >= count else None
@@ -124,7 +115,6 @@ class Crew:
 
 @pytest.fixture
 def crew(it):
-    """A worker with two children for one test."""
     crew = Crew(it)
     yield crew
     crew.worker.stop()
@@ -132,7 +122,6 @@ def crew(it):
 
 @contextmanager
 def busy(crew):
-    """Keep a backlog of long tasks at the broker."""
     over = threading.Event()
 
     def feed():
@@ -157,7 +146,6 @@ def busy(crew):
 
 @pytest.mark.long
 def test_a_busy_worker_runs_those_who_wait_as_soon_as_plain_tasks(it, crew):
-    """31 behind one lock that is released, and 31 plain ones that are published at a time."""
     with ExitStack() as stack:
         with it.held("busy"):
             for number in range(BEHIND):

@@ -52,7 +52,6 @@ PATIENCE = 1.0
 
 
 def text_of(page):
-    """Return the text of a page by its name."""
     return (HOW_TO / f"{page}.md").read_text()
 
 
@@ -69,7 +68,6 @@ def rows_of(page, head):
 
 
 def written(page, folder, places):
-    """Write the files of *page* into *folder*, with *places* for the names of servers."""
     for block in blocks_of(HOW_TO / f"{page}.md"):
         if "file" in block.notes:
             text = block.text
@@ -96,14 +94,12 @@ def imported(folder, *names):
 
 @pytest.fixture
 def lock_nodes(redis_nodes):
-    """Three lock nodes of this test's own that trust each other."""
     nodes = redis_nodes(3)
     bootstrap([node.url for node in nodes], Rules())
     return nodes
 
 
 def places_of(nodes, broker_url, results_url):
-    """Return what the names of servers in a page stand for."""
     places = {f"redis://lock-{n}/0": node.url for n, node in enumerate(nodes, 1)}
     return {**places, "redis://broker/0": broker_url, "redis://broker/1": results_url}
 
@@ -112,7 +108,6 @@ def places_of(nodes, broker_url, results_url):
 
 
 def test_the_arithmetic_of_the_page_on_ttls_is_that_of_the_lock():
-    """Stalls and quarantines of its block, and the table made of them, are the library's."""
     (block,) = [b for b in blocks_of(HOW_TO / "choose-a-ttl.md") if "def quarantine(" in b.text]
     page = {}
     exec(block.text, page)
@@ -129,7 +124,6 @@ def test_the_arithmetic_of_the_page_on_ttls_is_that_of_the_lock():
 
 
 def test_the_defaults_that_the_pages_name_are_those_of_the_settings():
-    """TTLs, timeouts and caps in prose are what nobody has to set."""
     rules = Rules()
     settings = {field.name: field.default for field in fields(Settings)}
     assert "The default is 30 s" in text_of("choose-a-ttl")
@@ -147,7 +141,6 @@ def test_the_defaults_that_the_pages_name_are_those_of_the_settings():
 
 
 def test_majorities_are_those_of_the_lock():
-    """The table of nodes says what a majority is, and what may be away."""
     rows = rows_of("how-many-nodes", "may be away")
     assert [int(row[0]) for row in rows] == [1, 3, 5]
     for nodes, majority, away, _ in rows:
@@ -171,7 +164,6 @@ def test_the_alerts_that_pages_name_are_in_the_file():
 
 
 def test_a_release_that_holds_both_names_excludes_old_and_new(lock_nodes, broker, tmp_path):
-    """While the old name is held it is skipped, and while the new one is held it waits."""
     names = Names(places_of(lock_nodes, broker.url, broker.url))
     others = Redlock.from_urls([node.url for node in lock_nodes], node_timeout=PATIENCE)
     try:
@@ -200,7 +192,6 @@ MANY_TURNS = 10
 
 @pytest.fixture
 def shop_api(lock_nodes, redis_nodes, tmp_path):
-    """The page's API on servers of this test: ``(api, shop, broker)``."""
     (broker,) = redis_nodes(1)
     places = places_of(lock_nodes, broker.url, broker.url.removesuffix("0") + "1")
     written("fastapi", tmp_path, places)
@@ -210,14 +201,11 @@ def shop_api(lock_nodes, redis_nodes, tmp_path):
 
 
 async def client_of(api):
-    """Return a client of the page's API, in process; needs an event loop."""
     httpx = pytest.importorskip("httpx")
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=api.api), base_url="http://api")
 
 
 def turns_while(api, call):
-    """Return the answer of a call, and how often the event loop had its turn meanwhile."""
-
     async def run():
         async with await client_of(api) as client:
             asked, turns = asyncio.ensure_future(call(client)), 0
@@ -231,7 +219,6 @@ def turns_while(api, call):
 
 @pytest.mark.parametrize("path", ["/feeds/7", "/payouts/ann?amount=1"])
 def test_a_publish_that_waits_does_not_hold_up_the_event_loop(shop_api, path):
-    """With the broker stopped a request waits for a second and more; others have their turn."""
     api, shop, broker = shop_api
     shop.rebuild.delay(0)  # connected by now: what it waits for is the publish
     broker.pause()
@@ -268,7 +255,6 @@ def test_a_publish_in_the_event_loop_holds_it_up(shop_api):
 
 
 def test_a_broker_that_is_down_is_a_503_and_costs_no_marker(shop_api):
-    """The settings of the page bound the wait, and the same call goes through afterwards."""
     api, shop, broker = shop_api
     shop.rebuild.delay(0)
     broker.kill()
@@ -281,7 +267,6 @@ def test_a_broker_that_is_down_is_a_503_and_costs_no_marker(shop_api):
 
 
 def test_without_a_quorum_it_is_202_or_503(shop_api, lock_nodes):
-    """One task is published all the same; the other one said that it must not be."""
     api, _, _ = shop_api
     for node in lock_nodes[:2]:
         node.kill()
@@ -346,7 +331,6 @@ QUORUM = since(5, 6, "queues that are declared as they are used may be quorum qu
 
 @pytest.fixture
 def rabbit_shop(rabbit, lock_nodes, broker, tmp_path):
-    """The page's shop with RabbitMQ, and tasks that wait for a file: the module."""
     places = places_of(lock_nodes, rabbit.url, broker.url)
     written("rabbitmq", tmp_path, {**places, "amqp://guest:guest@rabbit:5672//": rabbit.url})
     with (tmp_path / "shop.py").open("a") as file:
@@ -359,7 +343,6 @@ def rabbit_shop(rabbit, lock_nodes, broker, tmp_path):
 
 @QUORUM
 def test_the_shop_of_the_page_works_with_quorum_queues(rabbit, rabbit_shop, start_worker, tmp_path):
-    """Tasks run; one that meets its lock waits in the broker, comes again, and runs."""
     start_worker("shop", concurrency=2, start_timeout=60)
     assert rabbit_shop.bill.delay(7).get(timeout=100) == "invoice 7 billed"
     first = rabbit_shop.work.delay("first")

@@ -25,8 +25,6 @@ TTL = 9.0
 
 
 def declare(app):
-    """Tasks that hold a lock until they are told to go on."""
-
     @app.task(base=RedlockTask, name="hold", lock_key="{name}", bind=True, shared=False)
     def hold(self, name, secret, until):
         while not Path(until).exists():
@@ -35,7 +33,6 @@ def declare(app):
 
 @pytest.fixture(scope="module", params=["prefork", "threads", "gevent"])
 def it(request, tmp_path_factory):
-    """The stage, with one worker of each kind in turn."""
     folder = tmp_path_factory.mktemp(request.param)
     with stage(
         __file__, folder, redlock_ttl=TTL, redlock_max_ttl=TTL, redlock_node_timeout=1.0
@@ -53,7 +50,6 @@ def until(tmp_path):
 
 
 def ask(it, command):
-    """Return what the one worker answers."""
     inspect = it.app.control.inspect(
         timeout=20, limit=1
     )  # a worker that is about to listen has not
@@ -63,7 +59,6 @@ def ask(it, command):
 
 
 def test_a_worker_lists_the_locks_it_holds(it, until):
-    """By name, with task, process, fence, renewals and the smallest margin; and no argument."""
     results = [it.task("hold").delay(name, "s3cr3t", str(until)) for name in ("one", "two")]
 
     def renewed():
@@ -91,7 +86,6 @@ def test_a_worker_lists_the_locks_it_holds(it, until):
 
 
 def test_a_lock_of_another_is_not_listed(it, until):
-    """A task that waits for a lock, or is refused, does not hold it."""
     with it.held("taken"):
         result = it.task("hold").delay("taken", "", str(until))
         assert result.get(timeout=100)["skipped"] == "conflict"
@@ -99,8 +93,6 @@ def test_a_lock_of_another_is_not_listed(it, until):
 
 
 def test_a_worker_tells_how_it_sees_the_nodes(it):
-    """Each with its state, how long it took to answer, and how far its clock is off."""
-
     def are_all_up():
         nodes = ask(it, "redlock_nodes")["nodes"]
         # An answer that was late says little about a clock; the next look is better.
@@ -113,7 +105,6 @@ def test_a_worker_tells_how_it_sees_the_nodes(it):
 
 
 def test_the_commands_work_from_the_command_line(it, tmp_path):
-    """As ``celery inspect`` with and without ``--json``."""
     env = {**os.environ, "STAGE": json.dumps([__file__, it.conf])}
     celery = [sys.executable, "-m", "celery", "-A", "support.stage", "inspect"]
     for command, key in (("redlock_locks", "locks"), ("redlock_nodes", "nodes")):
@@ -132,7 +123,6 @@ def test_the_commands_work_from_the_command_line(it, tmp_path):
 
 
 def test_a_dead_and_a_quarantined_node_are_told_as_such(tmp_path):
-    """By the next look."""
     with stage(__file__, tmp_path, redlock_ttl=TTL, redlock_max_ttl=60.0) as it:
         it.worker(pool="solo")
         eventually(lambda: len(ask(it, "redlock_nodes")["nodes"]) == 5, "look", timeout=100)

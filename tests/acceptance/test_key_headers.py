@@ -22,12 +22,10 @@ TTL = 600.0
 
 
 def by_context(task, args, kwargs):
-    """Name the lock by what only publishers and bodies know."""
     return f"{task.app.tenant.get()}:{args[0]}"
 
 
 def by_header(task, args, kwargs, headers):
-    """Name the lock by a header."""
     return f"{headers['tenant']}:{args[0]}"
 
 
@@ -57,7 +55,6 @@ def declare(app):
 
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
-    """A stage whose default names have the tenant in them, with one worker."""
     conf = {**LASTING, "redlock_key_headers": ["tenant"], "redlock_max_ttl": TTL}
     with stage(__file__, tmp_path_factory.mktemp("headers"), **conf) as it:
         it.worker()
@@ -65,13 +62,11 @@ def it(tmp_path_factory):
 
 
 def publish(it, task, name, tenant, **kwargs):
-    """Publish a task as a tenant does."""
     it.app.tenant.set(tenant)
     return it.task(task).apply_async((name,), kwargs, headers={"tenant": tenant})
 
 
 def test_a_tenant_joins_no_task_of_another(it):
-    """Its own it does; each gets its own result."""
     name = uuid.uuid4().hex
     first = publish(it, "unique", name, "a", sleeps=True)
     it.started(f"{name} a")
@@ -96,7 +91,6 @@ def test_the_lock_of_a_child_that_is_killed_is_free(it, task):
 
 
 def runs(it, task, name):
-    """Return whether another call gets the lock, and ends."""
     return publish(it, task, name, "a").get(timeout=100) == "a"
 
 

@@ -38,7 +38,9 @@ from celery_redlock import RedlockTask, Reschedule, current_lock
 from celery_redlock.lock.waiting.waiting import HEARD_FOR
 from support.broker_record import BrokerRecord
 from support.events import bodies, body, overlaps, read, record
+from support.redelivery import redelivered_after
 from support.stage import stage
+from support.stored import clients_of
 from support.waiting import eventually
 
 pytestmark = pytest.mark.long
@@ -63,7 +65,6 @@ LONGEST = {
 
 
 def declare(app):
-    """Declare a short task that is delivered until it is done, with a lock and without."""
     options = {"shared": False, "acks_late": True, "reject_on_worker_lost": True}
 
     def work(name, number, seconds):
@@ -85,20 +86,16 @@ def declare(app):
 
 
 class Killer:
-    """Kills children, and now and then a whole worker, for which it starts another."""
-
     def __init__(self, it, rng):
         self._it, self._rng = it, rng
         self._started = 0
         self.kills, self.workers, self.killed = 0, 0, set()
 
     def start(self):
-        """Start one worker."""
         self._started += 1
         return self._it.worker(name=f"n{self._started}", concurrency=4)
 
     def kill(self):
-        """Kill a child four times out of five, and else a worker, whose children die with it."""
         worker = self._rng.choice([w for w in self._it.workers if w.alive])
         children = children_of(worker.pid)
         if self._rng.random() < 0.8:
@@ -118,7 +115,6 @@ class Killer:
 
 
 def children_of(pid):
-    """Return the process ids of the children of *pid*."""
     try:
         return [
             int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -129,18 +125,12 @@ def children_of(pid):
 
 @pytest.fixture
 def spree(request, tmp_path):
-    """A stage whose broker is impatient, the killer, chance, and the broker's record."""
-    transport = {
-        "visibility_timeout": 3,
-        "unacked_restore_interval": 1,
-        "unacked_mutex_expire": 2,
-    }
     conf = {
         "redlock_ttl": TTL,
         "redlock_max_ttl": TTL,
         "redlock_dedup_ttl": DEDUP_TTL,
         "redlock_node_timeout": 1.0,
-        "broker_transport_options": {**transport, "unacked_restore_throttle": 1},
+        **redelivered_after(3),
         "task_track_started": False,
     }
     if getattr(request, "param", "redis") == "rabbitmq":
@@ -178,7 +168,6 @@ def run(it, killer, rng, task, kills, longest=0.15):
 
 @pytest.mark.parametrize("spree", ["redis", "rabbitmq"], indirect=True)
 def test_whatever_is_killed_every_task_runs_to_its_end_and_alone(spree):
-    """Kills at random: each task has its own result, no two bodies meet, nothing stays behind."""
     it, killer, rng, told = spree
     results = run(it, killer, rng, "locked", KILLS)
     pending = dict(results)
@@ -207,13 +196,11 @@ def test_whatever_is_killed_every_task_runs_to_its_end_and_alone(spree):
 
 
 def messages(it):
-    """Return what Redis has of messages, waiting or not acknowledged."""
     with redis.Redis.from_url(it.broker.url) as client:
         return client.lrange("celery", 0, -1) + client.hvals("unacked")
 
 
 def story(it, pending):
-    """Return what is known of the tasks that are still pending."""
     log, lines = it.log().splitlines(), []
     for number, result in pending.items():
         lines.append(
@@ -226,7 +213,6 @@ def story(it, pending):
 
 
 def check_fences(events):
-    """Check that in the order of their starts the fences of a name grow."""
     fences = defaultdict(list)
     for event in events:
         if event["kind"] == "fence":
@@ -236,7 +222,6 @@ def check_fences(events):
 
 
 def check_reruns(events, killed):
-    """Check that a body that ran to its end ran again only if its process was killed after it."""
     starts = {e["body"]: e["number"] for e in events if e["kind"] == "start"}
     finished = defaultdict(list)
     for ran in sorted((b for b in bodies(events) if b.finished), key=lambda b: b.started):
@@ -246,13 +231,11 @@ def check_reruns(events, killed):
 
 
 def check_keys(it):
-    """Check that every key on every node has an expiry, and none longer than its kind may have."""
-    for node in it.nodes:
-        with redis.Redis.from_url(node.url) as client:
-            for key in client.scan_iter("redlock:*"):
-                left = client.pttl(key)
-                kind = key.split(b":")[1].decode()
-                assert left == -2 or 0 <= left <= LONGEST[kind] * 1000, (key, left)
+    for client in clients_of(it.nodes):
+        for key in client.scan_iter("redlock:*"):
+            left = client.pttl(key)
+            kind = key.split(b":")[1].decode()
+            assert left == -2 or 0 <= left <= LONGEST[kind] * 1000, (key, left)
 
 
 def test_without_locks_the_same_bodies_do_meet(spree):

@@ -33,13 +33,11 @@ class Looking:
         return getattr(self._backend, name)
 
     def mark_as_done(self, task_id, *args, **kwargs):
-        """Look at every node past the library, and store."""
         record(os.environ["EVENTS"], "storing", task=task_id, locks=sorted(standing(self._urls)))
         return self._backend.mark_as_done(task_id, *args, **kwargs)
 
 
 def standing(urls):
-    """Return the names of the locks on any node, each asked on a connection of its own."""
     found = set()
     for url in urls:
         with redis.Redis.from_url(url) as client:
@@ -48,19 +46,14 @@ def standing(urls):
 
 
 class Watched(RedlockTask):
-    """A task whose result is not stored before one has looked."""
-
     abstract = True
 
     @property
     def backend(self):
-        """The app's, with our look before."""
         return Looking(self.app.backend, self.app.conf.redlock_nodes)
 
 
 def declare(app):
-    """Declare one body under both ways to acknowledge, and once more for a look at its end."""
-
     def run(lock, seconds=0.0):
         with body(os.environ["EVENTS"], lock):
             time.sleep(seconds)
@@ -74,7 +67,6 @@ def declare(app):
 
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
-    """A stage with one worker of three processes."""
     with stage(__file__, tmp_path_factory.mktemp("lingering"), **RULES) as it:
         it.worker(concurrency=3)
         yield it
@@ -92,7 +84,6 @@ def test_a_lock_is_free_before_the_result_is_stored(it, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_caller_may_ask_for_it_again_at_once(it, kind):
-    """With three processes to run it, no call is refused for the one whose result was awaited."""
     name = f"again {kind}"
     for _ in range(50):
         it.task(kind).delay(name).get(timeout=100, interval=0.001)
@@ -101,7 +92,6 @@ def test_the_caller_may_ask_for_it_again_at_once(it, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_next_of_a_chain_finds_it_free(it, kind):
-    """A chain of one name, which is refused its lock nowhere, comes to its end."""
     name = f"chain {kind}"
     task = it.task(kind)
     chain(*[task.si(name) for _ in range(20)]).apply_async().get(timeout=60)
@@ -110,7 +100,6 @@ def test_the_next_of_a_chain_finds_it_free(it, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_idle_worker_holds_nothing(it, kind):
-    """After the last of many tasks no other comes, and still nothing is left."""
     results = [it.task(kind).delay(f"idle {kind} {number}") for number in range(30)]
     for result in results:
         result.get(timeout=100)
@@ -122,7 +111,6 @@ def test_an_idle_worker_holds_nothing(it, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_child_that_ends_after_its_task_leaves_no_lock(tmp_path, kind):
-    """Every task has a process of its own, which ends right after it and asks for nothing more."""
     with stage(__file__, tmp_path, **ENDING) as it:
         it.worker(concurrency=2, args=["--max-tasks-per-child", "1"])
         results = [it.task(kind).delay(f"child {number}") for number in range(6)]

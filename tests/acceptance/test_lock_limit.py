@@ -21,6 +21,7 @@ from celery_redlock.lock.lease import quorum
 from celery_redlock.plugin import plugin_for
 from support.broker_record import BrokerRecord
 from support.events import body, now, read
+from support.redelivery import redelivered_after
 from support.stage import stage
 from support.waiting import eventually
 
@@ -32,13 +33,11 @@ TTL = 10.0
 
 
 def wait_at_the_gate(name):
-    """Wait until a test opens the gate for the bodies of *name*."""
     gate = Path(os.environ["EVENTS"]).with_name(f"{name}.open")
     eventually(gate.exists, f"word to go on for {name!r}", timeout=100)
 
 
 def declare(app):
-    """Declare a task with three places, the same with a thousand, and one of two names."""
     options = {"base": RedlockTask, "shared": False, "acks_late": True, "lock_ttl": TTL}
     options |= {"reject_on_worker_lost": True, "on_conflict": "queue"}
 
@@ -77,16 +76,8 @@ def declare(app):
 
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
-    """Two workers with eight children, on nodes that lose their memory when they restart."""
-    transport = {
-        "visibility_timeout": 5,
-        "unacked_restore_interval": 1,
-        "unacked_restore_throttle": 1,
-        "unacked_mutex_expire": 2,  # see test_killing_spree
-    }
     conf = {"redlock_max_ttl": TTL, "redlock_ttl": TTL, "worker_prefetch_multiplier": 4}
-    conf |= {"broker_transport_options": transport, "task_track_started": False}
-    conf |= {"redlock_node_timeout": 1.0}
+    conf |= {"redlock_node_timeout": 1.0, "task_track_started": False, **redelivered_after(5)}
     folder = tmp_path_factory.mktemp("limit")
     with stage(__file__, folder, **conf) as it:
         it.start_workers([{"concurrency": 8}] * 2)
@@ -94,7 +85,6 @@ def it(tmp_path_factory):
 
 
 def most_at_once(bodies):
-    """Return how many of *bodies* ran at the same time, at most, as far as is known of each."""
     steps = [(one.started, 1) for one in bodies] + [(one.ended, -1) for one in bodies]
     running = most = 0
     for _, step in sorted(steps):
@@ -104,12 +94,10 @@ def most_at_once(bodies):
 
 
 def begun(it, name):
-    """Return what was recorded when the bodies of *name* started, in that order."""
     return [event for event in read(it.events, "start") if event["name"] == name]
 
 
 def stored(it, ids):
-    """Return what the result backend has of the tasks that have ended, by their ids."""
     with redis.Redis.from_url(it.broker.url) as client:
         found = client.mget([f"celery-task-meta-{one}" for one in ids])
     return {one: json.loads(meta) for one, meta in zip(ids, found, strict=True) if meta}
@@ -125,7 +113,6 @@ def killed_at(bodies, when):
 
 @pytest.mark.long
 def test_never_more_than_the_limit_whatever_dies(it):
-    """A worker is killed with all its children, three of five nodes forget; all tasks end."""
     names = [f"limited {number}" for number in range(NAMES)]
     broker = BrokerRecord(it.broker.url)
     ids = [it.task("limited").delay(names[i % NAMES], 0.02).id for i in range(PUBLISHES)]
@@ -193,7 +180,6 @@ def test_a_place_is_free_again_when_its_holder_is_killed(it):
 
 
 def test_several_names_are_taken_together(it):
-    """One tenant at a time, and one in total; the first name is the lock, the rest its others."""
     results = [it.task("pair").delay(number % 3, 0.03) for number in range(12)]
     for number, result in enumerate(results):
         assert result.get(timeout=60) == [f"tenant:{number % 3}", ["all"], True]
@@ -202,7 +188,6 @@ def test_several_names_are_taken_together(it):
 
 
 def test_all_names_or_none(it):
-    """Whoever finds one of them taken has none of the others meanwhile."""
     with it.held("all"):
         waits = it.task("pair").delay(7, 0.0)
         eventually(lambda: it.keys("redlock:line:all"), "a task that waits", timeout=60)

@@ -6,7 +6,6 @@ import contextlib
 import struct
 
 import pytest
-import redis
 from amqp import FrameSyntaxError
 
 from celery_redlock import ConfigurationError, RedlockTask
@@ -15,6 +14,7 @@ from celery_redlock.plugin import plugin_for
 from celery_redlock.process.log import LONGEST_STORED, cut
 from celery_redlock.reading.journal import JournalReader
 from support.stage import LASTING, stage
+from support.stored import clients_of
 from support.waiting import eventually
 
 #: Around what a key takes, what AMQP allows an id, and what our header and a frame once held.
@@ -24,8 +24,6 @@ SMALL = 4096
 
 
 def declare(app):
-    """Declare a task whose name its template makes, and one whose name is computed."""
-
     def job(name):
         return len(name)
 
@@ -38,7 +36,6 @@ def declare(app):
 
 @pytest.fixture(scope="module", params=["redis", "rabbitmq"])
 def it(request, tmp_path_factory):
-    """A stage with a worker, and either broker."""
     folder = tmp_path_factory.mktemp(request.param)
     url = {}
     if request.param == "rabbitmq":
@@ -51,7 +48,6 @@ def it(request, tmp_path_factory):
 @pytest.mark.parametrize("task", ["by_template", "computed"])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_name_of_any_length_is_free_when_its_task_has_ended(it, task, length):
-    """Publisher, broker, worker and nodes all carry it, and bound it alike."""
     name = f"{task[0]}{'n' * (length - 1)}"
     result = it.task(task).delay(name)
     assert result.get(timeout=100) == length
@@ -62,26 +58,22 @@ def test_a_name_of_any_length_is_free_when_its_task_has_ended(it, task, length):
 
 
 def largest_value(it):
-    """Return how much the largest key that is ours takes on any node [bytes]."""
     sizes = []
-    for node in it.nodes:
-        with redis.Redis.from_url(node.url) as client:
-            sizes += [
-                client.memory_usage(key)
-                for key in client.scan_iter("redlock:*")
-                if not key.startswith((b"redlock:journal", b"redlock:tally"))
-            ]
+    for client in clients_of(it.nodes):
+        sizes += [
+            client.memory_usage(key)
+            for key in client.scan_iter("redlock:*")
+            if not key.startswith((b"redlock:journal", b"redlock:tally"))
+        ]
     return max(sizes)
 
 
 def journal_of(it):
-    """Return what reads the journal of all nodes."""
     return JournalReader(it.conf["redlock_nodes"], plugin_for(it.app).settings.rules)
 
 
 @pytest.mark.parametrize("length", [255, 1001, 1_000_000])
 def test_a_refusal_of_any_length_is_in_the_journal(it, length):
-    """Cut, and under the name that `redlock ls` shows of the lock."""
     name = f"refused{'n' * (length - 7)}"
     with it.held(name):
         refused = it.task("locked").delay(name)

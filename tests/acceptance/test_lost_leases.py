@@ -74,7 +74,6 @@ cells = pytest.mark.parametrize(("pool", "kind"), CELLS)
 
 
 def on_this_machine(cells):
-    """Return *cells* as parameters; those whose pool is not installed are skipped."""
     return [
         pytest.param(
             *cell, marks=pytest.mark.skipif(cell[0] not in HERE, reason=f"{cell[0]} is missing")
@@ -94,7 +93,6 @@ def loop(seconds):
 
 
 def recv(seconds):
-    """Wait for a byte."""
     here, there = socket.socketpair()
     sender = threading.Timer(seconds, there.send, (b"x",))
     sender.daemon = True
@@ -109,7 +107,6 @@ def c_call(seconds):
 
 
 def swallow(seconds):
-    """Swallow what can be swallowed by accident."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         with contextlib.suppress(Exception):
@@ -121,7 +118,6 @@ BODIES = {"loop": loop, "sleep": time.sleep, "recv": recv, "c_call": c_call, "sw
 
 
 def begin(lock, me):
-    """Wait until all bodies of the act are there, and tell that this one goes on."""
     go = Path(os.environ["EVENTS"]).with_name("go")
     # A bystander goes on before the one that hogs its process.
     while not go.exists() and not lock.startswith("bystander"):
@@ -133,14 +129,11 @@ OPTIONS = {"base": RedlockTask, "bind": True, "shared": False, "lock_key": "{loc
 
 
 def declare(app):
-    """Declare the tasks of this file."""
     declare_losing(app)
     declare_short(app)
 
 
 def declare_losing(app):
-    """Declare tasks that hold a lock for long, and are not told what happens to it."""
-
     @app.task(name="lose", **OPTIONS)
     def lose(self, lock, kind, seconds):
         with body(os.environ["EVENTS"], lock) as me:
@@ -178,8 +171,6 @@ def declare_losing(app):
 
 
 def declare_short(app):
-    """Declare a task whose lock is lost at about its end, and one that wants no lock."""
-
     @app.task(name="short", lock_ttl=120.0, **OPTIONS)
     def short(self, lock, lasts, lost_after):
         held = self.lock
@@ -215,7 +206,6 @@ def queue_of(pool, kind):
 
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
-    """Workers of all pools, that reach their lock nodes through a network we control."""
     # A lease may be longer for what is not to be lost.
     conf = {"redlock_ttl": TTL, "redlock_max_ttl": 120.0, "redlock_drift_factor": DRIFT_FACTOR}
     folder = tmp_path_factory.mktemp("lost")
@@ -239,7 +229,6 @@ def it(tmp_path_factory):
 
 
 def begun(it):
-    """Return the locks of the bodies that have gone on."""
     return {event["name"] for event in read(it.events, "begin")}
 
 
@@ -258,13 +247,11 @@ class Play:
         self.granted = {}
 
     def publish(self, task, lock, queue, *args, **options):
-        """Publish a body that is to lose *lock*, and return the lock."""
         signature = self.it.task(task).si(lock, *args)
         self.results[lock] = signature.apply_async(queue=queue, **options)
         return lock
 
     def lose_the_way_to_the_nodes(self, locks):
-        """Play one act: bodies hold *locks*, the network breaks, the rival gets them all."""
         for lock in locks:
             self.it.started(lock)
         time.sleep(TTL / 3 + 0.2)  # so that most were renewed
@@ -303,7 +290,6 @@ class Play:
             time.sleep(0.02)
 
     def all_ended(self):
-        """Wait for the end of all bodies, and repair the network."""
         for lock, result in self.results.items():
             eventually(result.ready, f"end of {lock!r}", timeout=100, every=0.05)
         for link in self.it.links:
@@ -312,7 +298,6 @@ class Play:
 
 @pytest.fixture(scope="module")
 def play(it):
-    """Two acts: bodies that are to be told, and their twins, which asked for a warning only."""
     play = Play(it)
     first = [
         play.publish("lose", f"bystander of {pool}", f"{pool}-hog", "sleep", VERY_LONG)
@@ -351,7 +336,6 @@ def play(it):
 
 
 def test_the_page_says_what_is_tested():
-    """Each cell of the page's table is a test below, and the other way round."""
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("|")]
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
     start = next(n for n, row in enumerate(rows) if row[1:] == POOLS)
@@ -365,7 +349,6 @@ def test_the_page_says_what_is_tested():
 
 @pytest.mark.parametrize(("pool", "kind"), on_this_machine(TOLD_IN_TIME))
 def test_a_body_ends_before_another_gets_its_lock(play, pool, kind):
-    """`LockLost` ends it, wherever it is, while the lease on the nodes still stands."""
     lock = f"{pool} {kind}"
     with pytest.raises(LockLost, match=lock):
         play.results[lock].get(timeout=100)
@@ -385,7 +368,6 @@ def test_a_body_that_is_not_told_runs_on_beside_the_rival(play, pool, kind):
 
 @pytest.mark.parametrize(("pool", "kind"), on_this_machine(TOLD_LATE))
 def test_a_body_that_cannot_be_told_is_told_as_soon_as_it_can(play, pool, kind):
-    """The rival is in before; then `LockLost` ends it, and it could have asked for itself."""
     lock = f"{pool} {kind}"
     with pytest.raises(LockLost, match=lock) as failure:
         play.results[lock].get(timeout=100)
@@ -404,7 +386,6 @@ def test_a_body_that_cannot_be_told_is_told_as_soon_as_it_can(play, pool, kind):
 
 @pytest.mark.parametrize("pool", [pool for pool in HERE if pool in GREEN])
 def test_a_greenlet_that_hogs_the_process_loses_the_leases_of_all_loudly(play, pool):
-    """Each such stretch is told of once: how late, for how many leases, and what to do."""
     with pytest.raises(LockLost, match="bystander"):
         play.results[f"bystander of {pool}"].get(timeout=100)
     (hog,) = play.it.bodies(f"{pool} loop")
@@ -440,7 +421,6 @@ def test_a_soft_limit_ends_the_clean_up_of_a_body_that_was_told(play):
 
 
 def test_a_soft_limit_ends_a_body_whose_lock_is_lost(play):
-    """With ``on_lock_lost="warn"``: the limit comes when it is due."""
     with pytest.raises(SoftTimeLimitExceeded):
         play.results["limited"].get(timeout=100)
     (limit,) = [e for e in read(play.it.events, "limit") if e["name"] == "limited"]
@@ -448,7 +428,6 @@ def test_a_soft_limit_ends_a_body_whose_lock_is_lost(play):
 
 
 def test_a_body_whose_lock_is_lost_can_be_revoked(play):
-    """SIGTERM ends it as any other."""
     with pytest.raises(TaskRevokedError):
         play.results["revoked"].get(timeout=100)
     (ran,) = play.it.bodies("revoked")
@@ -460,7 +439,6 @@ def test_a_body_whose_lock_is_lost_can_be_revoked(play):
 
 @pytest.fixture(scope="module")
 def storm(it, play):
-    """Hundreds of bodies lose their lock just about when they return, a plain task after each."""
     chance, pairs = random.Random(7), {pool: [] for pool in HERE}
     logged = {worker.command[-1]: len(worker.log()) for worker in it.workers}
     for number in range(10):  # rounds, until there is enough of both ends
@@ -490,7 +468,6 @@ def fewest(pairs):
 
 @pytest.mark.parametrize("pool", HERE)
 def test_a_lock_lost_at_the_end_of_its_body_hits_nothing_else(it, storm, pool):
-    """Whatever comes next in the same process, thread or greenlet is not disturbed."""
     pairs, logged = storm
     assert [plain.state for _, plain in pairs[pool]] == ["SUCCESS"] * len(pairs[pool])
     for short, _ in pairs[pool]:

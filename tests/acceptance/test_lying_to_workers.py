@@ -26,8 +26,6 @@ MEMORY = 400 * 1024
 
 
 def declare(app):
-    """Declare a task that waits for its lock as a message, and a unique one."""
-
     def job(number):
         time.sleep(0.1)  # so that others meet its lock
         return number
@@ -39,7 +37,6 @@ def declare(app):
 
 @pytest.fixture(params=LIES)
 def it(request, tmp_path):
-    """A stage whose first node lies."""
     with stage(__file__, tmp_path, nodes=3, **LASTING) as it, contextlib.ExitStack() as stack:
         liar = stack.enter_context(lying(it.nodes[0].port, LIES[request.param]))
         others = [node.url for node in it.nodes[1:]]
@@ -53,12 +50,10 @@ def it(request, tmp_path):
 
 
 def peak(pid):
-    """Return how much memory a process has taken at most [KiB]."""
     return int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1])
 
 
 def test_tasks_run_and_the_page_is_served(it):
-    """In bounded time and memory."""
     results = [it.task("queues").delay(number) for number in range(4)]
     results += [it.task("unique").delay(number) for number in range(4)]
     settings = plugin_for(it.app).settings

@@ -36,7 +36,6 @@ SETTINGS = """
 
 @pytest.fixture
 def servers_of(five_nodes, broker):
-    """Environment of commands: three nodes that may vote, and the broker."""
     bootstrap(urls(five_nodes[:3]), Rules())
     return {"BROKER": broker.url, "NODES": " ".join(urls(five_nodes[:3]))}
 
@@ -72,7 +71,6 @@ def test_the_page_says_whose_tasks_cannot_be_watched_beside_their_library():
 
 
 def test_each_app_of_the_page_works_before_and_after_it_is_moved(tmp_path):
-    """As it stands there; the doctor loads it, and finds nothing wrong with its options."""
     told, line = [], CommandLine(tmp_path)
     with names_for(PAGE.read_text()) as names:
 
@@ -122,7 +120,6 @@ NEW = f"""{SETTINGS}
     [("old", "old", False), ("old", "new", True), ("new", "old", True), ("new", "new", False)],
 )
 def test_while_both_versions_run(by, at, is_dropped_afterwards, tmp_path, servers_of, start_worker):
-    """Either runs the other's messages, and neither ends the other's key or marker."""
     for name, source in (("old", OLD), ("new", NEW)):
         with command_line(tmp_path, source, name):
             pass

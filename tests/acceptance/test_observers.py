@@ -28,8 +28,6 @@ OURS = {"base": RedlockTask, "shared": False, "lock_key": "{lock}"}
 
 
 def declare(app):
-    """Declare the tasks of this file, and have spans written where a worker is told to."""
-
     def nap(lock, seconds=0.0):
         with body(os.environ["EVENTS"], lock):
             time.sleep(seconds)
@@ -43,8 +41,6 @@ def declare(app):
 
 
 def declare_busy(app):
-    """Declare a task that takes one lock after another, and tells how much it has open."""
-
     @app.task(name="busy", bind=True, **OURS)
     def busy(self, lock, until):
         locks = plugin_for(self.app).locks
@@ -58,7 +54,6 @@ def declare_busy(app):
 
 
 def write_spans(**_):
-    """Set up an SDK in a child, which writes each span as a line of JSON as soon as it ends."""
     from opentelemetry import trace
     from opentelemetry.instrumentation.celery import CeleryInstrumentor
     from opentelemetry.sdk.trace import TracerProvider
@@ -73,7 +68,6 @@ def write_spans(**_):
 
 
 def in_one_line(span):
-    """Return *span* as a line of JSON."""
     return json.dumps(json.loads(span.to_json())) + "\n"
 
 
@@ -115,7 +109,6 @@ class Monitor:
         self.heard.append(event)
 
     def sync(self):
-        """Wait until everything that was sent until now has been heard."""
         mark = f"mark-{time.monotonic_ns()}"
 
         def is_heard():
@@ -126,13 +119,10 @@ class Monitor:
         eventually(is_heard, "our own event", timeout=100, every=0.1)
 
     def of_task(self, task_id):
-        """Return the types of what was heard about a task from us, in their order."""
         ours = [e for e in list(self.heard) if "redlock" in e["type"]]
         return [e["type"].removeprefix("task-redlock-") for e in ours if e.get("uuid") == task_id]
 
     def wait_for(self, kind, count=1, **fields):
-        """Wait until *count* events of a type with such *fields* were heard; return the last."""
-
         def found():
             of_kind = [e for e in list(self.heard) if e["type"] == kind]
             fitting = [e for e in of_kind if fields.items() <= e.items()]
@@ -143,7 +133,6 @@ class Monitor:
 
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
-    """A stage without workers."""
     folder = tmp_path_factory.mktemp("observers")
     with stage(__file__, folder, **LASTING) as it:
         yield it
@@ -151,7 +140,6 @@ def it(tmp_path_factory):
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_events_of_a_task_arrive_and_its_state_stays_right(it, pool):
-    """In every pool: under the task's id, from its worker, and the task ends as it ended."""
     with Monitor(it) as monitor:
         worker = it.worker(pool=pool, concurrency=POOLS[pool], name=pool, args=["-E"])
         lock = f"seen {pool}"
@@ -226,7 +214,6 @@ def test_without_events_switched_on_nothing_is_sent(it):
 
 
 def test_a_worker_that_ends_sends_what_it_has_left(it):
-    """The last event of a child is not lost at a warm shutdown."""
     with Monitor(it) as monitor:
         worker = it.worker(name="last", concurrency=1, args=["-E"])
         result = it.task("skip").delay("last words", 0.5)
@@ -253,7 +240,6 @@ def test_a_node_that_goes_down_is_told(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_without_a_broker_tasks_and_locks_go_on_and_nothing_leaks(tmp_path):
-    """A task that runs goes on taking locks; once the broker is back, events come again."""
     with stage(__file__, tmp_path, **LASTING) as it:
         worker = it.worker(concurrency=1, args=["-E"])
         until = tmp_path / "until"
@@ -288,7 +274,6 @@ def test_without_a_broker_tasks_and_locks_go_on_and_nothing_leaks(tmp_path):
 
 
 def test_spans_of_a_worker_are_in_the_trace_of_the_task(it, tmp_path):
-    """With the instrumentation of Celery, an SDK set up in each child: wait and hold are in run."""
     spans = tmp_path / "spans.jsonl"
     conf = {"redlock_observers": ["otel"]}
     env = {"SPANS": str(spans)}

@@ -49,8 +49,6 @@ FILE = Table(
 
 
 def declare(app):
-    """Declare a task that writes to a store, with and without its fence."""
-
     def write(self, store, content, may_write):
         self.lock.ensure_held()
         record(os.environ["EVENTS"], "sure", content=content, fence=self.lock.fence)
@@ -70,7 +68,6 @@ def declare(app):
 
 @pytest.fixture(scope="module", params=["prefork", "threads"])
 def it(request, tmp_path_factory):
-    """A stage with a worker for each of two queues."""
     conf = {"redlock_ttl": TTL, "redlock_max_ttl": TTL, "redlock_node_timeout": 1.0}
     with stage(__file__, tmp_path_factory.mktemp(request.param), **conf) as it:
         it.start_workers(
@@ -82,13 +79,11 @@ def it(request, tmp_path_factory):
 
 
 def queue_of(worker):
-    """Return the queue that a worker takes from."""
     return worker.command[-1]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store(request, tmp_path):
-    """URL of a database of each kind, with the row that is written to."""
     if request.param == "postgresql":
         url = request.getfixturevalue("database").url
     else:
@@ -101,13 +96,11 @@ def store(request, tmp_path):
 
 
 def content_and_fence(store):
-    """Return what the row holds."""
     with create_engine(store, poolclass=NullPool).connect() as db:
         return tuple(db.execute(select(FILE.c.content, FILE.c.fence)).one())
 
 
 def sure(it, store, content):
-    """Wait until the writer of *content* is sure of its lock, and return that event."""
     return eventually(
         lambda: next((e for e in read(it.events, "sure") if e["content"] == content), None),
         f"writer of {content!r} that is sure of its lock",
@@ -124,7 +117,6 @@ def state_of(pid):
 
 
 def story(it, tmp_path, store, task):
-    """Tell it, and return the results of the two tasks and the fences they had."""
     may_write, at_once = tmp_path / "may_write", tmp_path / "at_once"
     at_once.touch()
     # Each story has contents of its own, because one record serves all of a stage.
@@ -147,7 +139,6 @@ def story(it, tmp_path, store, task):
 
 
 def test_the_paused_writer_is_refused(it, tmp_path, store):
-    """It had made sure of its lock, and still it changes nothing; its caller reads why."""
     first, old, new, late, _ = story(it, tmp_path, store, "fenced")
     with pytest.raises(StaleFence) as stale:
         first.get(timeout=100)

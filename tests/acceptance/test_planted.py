@@ -39,7 +39,6 @@ MAX_TTL = 900.0  # a quarantine that outlasts the tests
 
 
 def declare(app):
-    """A task that holds its lock until a file is there."""
     if "METRICS_PORT" in os.environ:  # in the worker
         serve_as_shown(os.environ["METRICS_PORT"])
 
@@ -50,8 +49,6 @@ def declare(app):
 
 
 class Planted:
-    """The stage with everything on it, and what its tools said so far."""
-
     def __init__(self, it, port, until):
         self.it = it
         self.port = port
@@ -67,7 +64,6 @@ class Planted:
         self.labels = [f"127.0.0.1:{node.port}/0" for node in it.nodes]
 
     def celery(self, *words):
-        """Run ``celery -A ... *words``; return exit code and output."""
         done = subprocess.run(
             [sys.executable, "-m", "celery", "-A", "support.stage", *words],
             env=self.env,
@@ -80,12 +76,10 @@ class Planted:
         return done.returncode, done.stdout
 
     def asked(self, *words):
-        """Return the JSON that ``celery -A ... redlock *words`` prints, and the exit code."""
         code, out = self.celery("redlock", *words, "--json")
         return code, json.loads(out)
 
     def fetched(self, url):
-        """Return what is served at *url*."""
         with urllib.request.urlopen(url, timeout=100) as answer:
             text = answer.read().decode()
         self.said.append(text)
@@ -94,7 +88,6 @@ class Planted:
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory):
-    """Everything, planted once."""
     folder = tmp_path_factory.mktemp("planted")
     until, port = str(folder / "until"), free_port()
     observers = ["logging", "journal", "celery", "prometheus"]
@@ -263,7 +256,6 @@ def test_metrics(planted):
 
 @contextmanager
 def served(planted):
-    """Run the web page; yields its address."""
     port = free_port()
     command = [sys.executable, "-m", "celery", "-A", "support.stage", "redlock", "web"]
     with subprocess.Popen(
@@ -305,7 +297,6 @@ def test_web(planted):
 
 
 def test_what_was_secret_stayed_so(planted):
-    """No tool and no log tells an argument, a whole token or the operator's."""
     test_ls(planted)
     with redis.Redis.from_url(planted.it.nodes[2].url) as client:
         token = client.get(f"redlock:lock:{planted.name}")[:40].decode()

@@ -13,6 +13,7 @@ from celery.exceptions import Ignore, Reject, TaskRevokedError
 
 from celery_redlock import LockTaken, RedlockTask, Reschedule, Retry, current_lock
 from support.events import body, overlaps, read
+from support.redelivery import redelivered_after
 from support.stage import LASTING, stage
 from support.waiting import eventually
 
@@ -27,7 +28,6 @@ READY = {"SUCCESS", "FAILURE", "REVOKED"}
 
 
 def declare(app):
-    """Declare the tasks of this file."""
     declare_naps(app)
     declare_others(app)
 
@@ -36,8 +36,6 @@ OURS = {"base": RedlockTask, "shared": False, "lock_key": "{lock}"}
 
 
 def declare_naps(app):
-    """Declare the same body under every policy, and without a lock."""
-
     def nap(lock, seconds=0.0, value=None):
         with body(os.environ["EVENTS"], lock):
             time.sleep(seconds)
@@ -56,14 +54,11 @@ def declare_naps(app):
 
 
 def wait_for_renewals(count):
-    """Wait until the lock of the task was renewed so often."""
     while current_lock().renewals < count:
         time.sleep(0.02)
 
 
 def declare_others(app):
-    """Declare tasks that come again, follow one another, end in every way, or take long."""
-
     @app.task(name="again", bind=True, max_retries=None, **OURS)
     def again(self, lock, times):
         with body(os.environ["EVENTS"], lock):
@@ -103,7 +98,6 @@ def declare_others(app):
 
 @pytest.fixture(scope="module", params=POOLS)
 def it(request, tmp_path_factory):
-    """A stage with two workers of one pool."""
     with stage(__file__, tmp_path_factory.mktemp(request.param), **LASTING) as it:
         it.pool = request.param
         options = {"pool": it.pool, "concurrency": POOLS[it.pool]}
@@ -112,7 +106,6 @@ def it(request, tmp_path_factory):
 
 
 def of(it, prefix):
-    """Return the events of the bodies whose names begin with *prefix*."""
     return [e for e in read(it.events) if e.get("name", "").startswith(prefix)]
 
 
@@ -140,7 +133,6 @@ WAITS = {"reschedule": "Rescheduled task", "queue": "Queued task"}
 
 @pytest.mark.parametrize("policy", ["skip", "fail", "retry", *WAITS])
 def test_a_conflict_ends_as_its_policy_says(it, policy):
-    """Another holds the lock for a while: a value, an error, or the body's own result later."""
     lock = f"policy {policy}"
     with it.held(lock):
         result = it.task(policy).delay(lock, 0.0, "ran")
@@ -159,7 +151,6 @@ def test_a_conflict_ends_as_its_policy_says(it, policy):
 
 
 def test_nothing_is_refused_by_its_own_lock_or_its_predecessors(it):
-    """Retries at once, a chain of one name, and a task that publishes itself all run."""
     again = it.task("again").delay("again", 8)
     link = it.task("link")
     links = chain(link.s(0), *(link.s() for _ in range(8))).apply_async()
@@ -174,7 +165,6 @@ def test_nothing_is_refused_by_its_own_lock_or_its_predecessors(it):
 
 
 def test_no_way_out_of_a_body_leaves_a_lock_behind(it):
-    """Return, error, Ignore, Reject, replace: the lock is free long before its lease ends."""
     ways = ("return", "error", "ignore", "reject", "replace")
     for way in ways:
         it.task("end").delay(f"end by {way}", way)
@@ -185,7 +175,6 @@ def test_no_way_out_of_a_body_leaves_a_lock_behind(it):
 
 
 def test_a_chord_and_a_group_with_equal_members_end(it):
-    """One member runs, the others are skipped, and the chord's body is told of all."""
     members = [it.task("skip").si("twin", 0.5, "ran") for _ in range(4)]
     values = chord(members, it.task("gather").s()).apply_async().get(timeout=100)
     assert "ran" in values
@@ -196,7 +185,6 @@ def test_a_chord_and_a_group_with_equal_members_end(it):
 
 
 def test_a_chord_and_a_group_whose_members_wait_for_one_another_end(it):
-    """All members run, one by one, and the chord's body gets the values of all."""
     members = [it.task("queue").si("in line", 0.05, number) for number in range(4)]
     results = [chord(members, it.task("gather").s()).apply_async(), group(members).apply_async()]
     assert [sorted(result.get(timeout=100)) for result in results] == [[0, 1, 2, 3]] * 2
@@ -207,7 +195,6 @@ def test_a_chord_and_a_group_whose_members_wait_for_one_another_end(it):
 @pytest.mark.parametrize("policy", WAITS)
 @pytest.mark.parametrize("end", ["revoked", "expired"])
 def test_a_task_that_was_put_off_can_be_called_off(it, policy, end):
-    """Revoked or expired between two turns, or in line, it ends as revoked and does not run."""
     lock = f"{policy}, {end}"
     with it.held(lock):
         result = it.task(policy).apply_async((lock,), expires=8.0 if end == "expired" else None)
@@ -221,10 +208,8 @@ def test_a_task_that_was_put_off_can_be_called_off(it, policy, end):
 
 
 def test_a_message_delivered_again_does_not_run_again(it):
-    """A body longer than visibility timeout and lease: one start, renewed, with its real result."""
     # Workers of its own, or what waits for a slow one would be delivered again in all other tests.
-    transport = {"visibility_timeout": VISIBILITY, "unacked_restore_interval": 1}
-    conf = {"broker_transport_options": {**transport, "unacked_restore_throttle": 1}}
+    conf = redelivered_after(VISIBILITY)
     own = {"pool": it.pool, "concurrency": POOLS[it.pool], "args": ["-Q", "impatient"]}
     workers = [it.worker(conf, name=f"impatient{n}", **own) for n in range(2)]
     if it.pool in GREEN:  # there kombu never looks for what was not acknowledged
@@ -243,7 +228,6 @@ def test_a_message_delivered_again_does_not_run_again(it):
 
 
 def test_a_warm_shutdown_keeps_the_lock_to_the_end_of_the_task(it):
-    """A worker that is told to end does its task first."""
     worker = it.worker(pool=it.pool, concurrency=2, name="leaving", args=["-Q", "leaving"])
     result = it.task("late").apply_async(("warm", 1), queue="leaving")
     it.started("warm")

@@ -24,7 +24,6 @@ TIMES = 25
 
 
 def declare(app):
-    """Declare the tasks of this file, and take the protection away where a test asks for it."""
     if os.environ.get("SWITCHED_OFF"):
         release_late_and_know_nobody()
     options = {"base": RedlockTask, "bind": True, "shared": False, "on_conflict": "fail"}
@@ -39,8 +38,6 @@ def declare(app):
 
 
 def declare_retries(app, options):
-    """Declare tasks that retry at once, by themselves or by Celery."""
-
     def again(self, lock):
         with body(os.environ["EVENTS"], lock):
             if self.request.retries < TIMES:
@@ -62,8 +59,6 @@ def declare_retries(app, options):
 
 
 def declare_successors(app, options):
-    """Declare tasks that are followed by others of their name."""
-
     @app.task(name="link", **options)
     def link(self, count, lock):
         with body(os.environ["EVENTS"], lock):
@@ -85,7 +80,6 @@ def declare_successors(app, options):
 
 
 def release_late_and_know_nobody():
-    """Release when Celery is through with the task, and take every holder for a stranger."""
     from celery_redlock.task.execution.execution import Execution
     from celery_redlock.task.messages.delivery import Delivery
 
@@ -106,7 +100,6 @@ def release_late_and_know_nobody():
 
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
-    """A worker as it is, and one without the protection, each of several processes."""
     with stage(__file__, tmp_path_factory.mktemp("kin"), **LASTING) as it:
         it.start_workers(
             {"name": name, "concurrency": 4, "args": ["-Q", name], "env": env}
@@ -117,14 +110,12 @@ def it(tmp_path_factory):
 
 @pytest.mark.parametrize("task", ["retry", "retry_late", "autoretry", "autoretry_late"])
 def test_a_retry_is_not_refused(it, task):
-    """Twenty-five at once, one after the other, whoever acknowledges when."""
     assert it.task(task).apply_async((task,), queue="whole").get(timeout=100) == TIMES
     assert len(it.bodies(task)) == TIMES + 1
     assert overlaps(e for e in read(it.events) if e.get("name") == task) == []
 
 
 def test_a_chain_of_one_lock_is_not_refused(it):
-    """Nor is one that follows by a link."""
     link = it.task("link")
     links = chain(*(link.s(*first, "chain").set(queue="whole") for first in [(0,)] + 24 * [()]))
     assert links.apply_async().get(timeout=100) == 25
@@ -135,7 +126,6 @@ def test_a_chain_of_one_lock_is_not_refused(it):
 
 
 def test_a_replacement_is_not_refused(it):
-    """Ten of them, each in the place of the one before."""
     result = it.task("replace").apply_async(("replace", 10), queue="whole")
     assert result.get(timeout=100) == "the last"
     assert len(it.bodies("replace")) == 11

@@ -10,7 +10,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-import redis
 from billiard.util import set_pdeathsig
 
 from celery_redlock import RedlockTask
@@ -21,6 +20,7 @@ from celery_redlock.task.worker import node_watch
 from support.events import body
 from support.metrics import free_port, scrape, serve_as_shown
 from support.stage import LASTING, stage
+from support.stored import clients_of, label
 from support.waiting import eventually
 from support.worker import CeleryProcess
 
@@ -36,7 +36,6 @@ ON = {
 
 
 def declare(app):
-    """One task per way to fail, and one that holds its lock until it is told to go on."""
     if "STAGE" in os.environ:  # in a worker, which is to notice soon what becomes of nodes
         node_watch.LOOK_EVERY = 0.5
         serve_as_shown(os.environ["METRICS_PORT"])
@@ -68,7 +67,6 @@ def declare(app):
 
 @pytest.fixture
 def on_stage(tmp_path):
-    """Set a stage: ``on_stage(nodes=3, **settings)``."""
     with ExitStack() as stack:
 
         def made(nodes=3, **conf):
@@ -94,15 +92,12 @@ def served(tmp_path):
 
 @pytest.fixture
 def until(tmp_path):
-    """File whose coming ends the bodies of ``hold``."""
     file = tmp_path / "until"
     yield file
     file.touch()
 
 
 def seen(address, condition, what, timeout=100):
-    """Return the first scrape that *condition* is true of."""
-
     def look():
         try:
             told = scrape(address)
@@ -113,14 +108,8 @@ def seen(address, condition, what, timeout=100):
     return eventually(look, what, timeout=timeout, every=0.1)
 
 
-def label(node):
-    """Return what a node is called."""
-    return f"127.0.0.1:{node.port}/0"
-
-
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_what_went_wrong_is_counted(on_stage, until, pool, served):
-    """A skip, a refusal, grants, a lost lease and renewals; over all children of the worker."""
     it = on_stage()
     env, address = served(pool)
     it.worker(env=env, pool=pool, concurrency=1 if pool == "solo" else 2)
@@ -134,9 +123,8 @@ def test_what_went_wrong_is_counted(on_stage, until, pool, served):
     held = it.task("hold").delay("robbed", str(until))
     it.started("robbed")
     seen(address, lambda told: told.sum("redlock_renewals_total", task="hold") >= 1, "a renewal")
-    for node in it.nodes:
-        with redis.Redis.from_url(node.url) as client:
-            client.delete("redlock:lock:robbed")
+    for client in clients_of(it.nodes):
+        client.delete("redlock:lock:robbed")
 
     def is_all_told(told):
         return (
@@ -175,7 +163,6 @@ def test_what_went_wrong_is_counted(on_stage, until, pool, served):
 
 
 def test_dead_and_quarantined_nodes_are_told_and_get_well(on_stage, served):
-    """Down goes to 0 and comes back; a restarted node is quarantined, and that ends by itself."""
     # So that a quarantine lasts 13.6 s: long enough to be seen, and to be waited for.
     it = on_stage(redlock_ttl=12.0, redlock_max_ttl=12.0)
     env, address = served()
@@ -229,7 +216,6 @@ def test_dead_and_quarantined_nodes_are_told_and_get_well(on_stage, served):
 
 
 def test_a_child_that_dies_leaves_its_counts_and_no_gauge(on_stage, until, served):
-    """After ``kill -9`` and after a recycled child: sums stay, a dead process's margin goes."""
     it = on_stage()
     env, address = served()
     it.worker(env=env, concurrency=1, args=["--max-tasks-per-child", "3"])
@@ -253,7 +239,6 @@ def test_a_child_that_dies_leaves_its_counts_and_no_gauge(on_stage, until, serve
 
 
 def test_the_examples_beat_serves_its_own(tmp_path, broker, five_nodes):
-    """As its app does it: who leads, and which slots were published."""
     root = Path(__file__).parents[2]
     bootstrap([node.url for node in five_nodes], Rules(ttl=10, max_ttl=20))
     listen = f"127.0.0.1:{free_port()}"

@@ -18,6 +18,7 @@ from celery import shared_task
 from celery_redlock.task.base import takes_lock
 from support.beats import stage_beat
 from support.events import body, overlaps, read
+from support.redelivery import redelivered_after
 from support.stage import stage
 from support.waiting import eventually
 
@@ -40,12 +41,10 @@ GATED = ("shared", "ping", "once", "late", "killed", "revoked")
 
 
 def gate_of(events, order):
-    """Return the file for which the first work on *order* waits."""
     return Path(events).with_name(f"open {order}")
 
 
 def work(order, seconds=0.0):
-    """Be seen at work on an order; only the first time it takes long."""
     events = os.environ["EVENTS"]
     first = not any(e["name"] == order for e in read(events, "start"))
     with body(events, order):
@@ -56,7 +55,6 @@ def work(order, seconds=0.0):
 
 
 def again(self, order):
-    """Ask for two retries at once."""
     with body(os.environ["EVENTS"], order, retries=self.request.retries):
         if self.request.retries < 2:
             raise self.retry(countdown=0)
@@ -64,7 +62,6 @@ def again(self, order):
 
 
 def declare(app):
-    """Declare the tasks as a package does that knows of no lock."""
     if "STAGE" in os.environ:
         shared_task(name="vendor.shared")(work)
     for name in ("once", "next", "ping", "nap"):
@@ -74,24 +71,17 @@ def declare(app):
 
 
 class Scene:
-    """A stage, and the results of what was published on it, by what happens to them."""
-
     def __init__(self, it):
         self.it, self.results = it, {}
 
     def overlaps(self, order):
-        """Return which bodies of an order ran at the same time."""
         return overlaps(e for e in read(self.it.events) if e.get("name") == order)
 
     def deliveries(self, order):
-        """Return how often the message of an order was delivered."""
         return self.it.log().count(f"[{self.results[order][0].id}] received")
 
 
 def set_up(folder, setting):
-    """Return a stage with workers that kill nobody, and one that is to be killed."""
-    transport = {"visibility_timeout": VISIBILITY, "unacked_restore_interval": 1}
-    transport["unacked_mutex_expire"] = 2  # see test_killing_spree
     return stage(
         __file__,
         folder,
@@ -100,7 +90,7 @@ def set_up(folder, setting):
         redlock_max_ttl=TTL,
         redlock_node_timeout=1.0,
         redlock_protect=setting,
-        broker_transport_options={**transport, "unacked_restore_throttle": 1},
+        **redelivered_after(VISIBILITY),
         beat_schedule={
             "nap": {"task": "vendor.nap", "schedule": 1.0, "args": ["nap", NAP]},
         },
@@ -108,8 +98,6 @@ def set_up(folder, setting):
 
 
 def publish(it):
-    """Publish all that is to happen at the same time, and do to it what is to be done."""
-
     def send(name, *args, queue="q_both"):
         return it.task(f"vendor.{name}").apply_async(args, queue=queue)
 
@@ -137,7 +125,6 @@ def publish(it):
 
 
 def wait_for_meetings(scene, *, is_protected):
-    """Wait until all have met what they were to meet, and let them end."""
     it = scene.it
     it.started("ping", 2)
     eventually(lambda: scene.deliveries("late") >= 2, "another delivery", timeout=100)
@@ -154,7 +141,6 @@ def wait_for_meetings(scene, *, is_protected):
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory):
-    """With the setting, and without; both at the same time."""
     found = {}
     with ExitStack() as stack:
         for name, setting in (("protected", SETTING), ("plain", None)):
@@ -175,7 +161,6 @@ def scenes(tmp_path_factory):
 
 @pytest.fixture
 def protected(scenes):
-    """The stage with the setting."""
     return scenes["protected"]
 
 
@@ -186,7 +171,6 @@ def plain(scenes):
 
 
 def test_a_shared_task_runs_once(protected):
-    """The second is skipped while the first runs."""
     first, second = (result.get(timeout=100) for result in protected.results["shared"])
     assert first == "worked on shared"
     assert second["skipped"] == "conflict"
@@ -201,7 +185,6 @@ def test_a_task_that_the_setting_leaves_out_runs_as_usual(protected):
 
 
 def test_retries_run_under_the_lock(protected, plain):
-    """None is refused by the one before it."""
     for scene in (protected, plain):
         assert scene.results["again"][0].get(timeout=100) == 2
         assert len(scene.it.bodies("again")) == 3
@@ -209,7 +192,6 @@ def test_retries_run_under_the_lock(protected, plain):
 
 
 def test_a_second_publish_is_joined(protected):
-    """It is kept out of the queue."""
     first, second = protected.results["once"]
     assert (second.duplicate, second.id) == (True, first.id)
     assert second.get(timeout=100) == "worked on once"
@@ -225,7 +207,6 @@ def test_a_message_delivered_again_does_not_run_again(protected):
 
 
 def test_the_task_of_a_killed_worker_is_done_by_another(protected):
-    """When its lease has ended."""
     assert protected.results["killed"][0].get(timeout=100) == "worked on killed"
     first, *_, last = protected.it.bodies("killed")
     assert (first.finished, last.finished) == (False, True)
@@ -233,13 +214,11 @@ def test_the_task_of_a_killed_worker_is_done_by_another(protected):
 
 
 def test_the_lock_of_a_revoked_task_is_free_for_the_next(protected):
-    """Its parent releases it when the child is dead."""
     assert protected.results["revoked"][1].get(timeout=100) == "worked on revoked"
     assert protected.overlaps("revoked") == []
 
 
 def test_beat_publishes_no_slot_while_an_earlier_one_runs(protected):
-    """As for a task with our class."""
     assert protected.overlaps("nap") == []
 
 

@@ -122,7 +122,6 @@ def project(request, tmp_path, redis_nodes, broker, events):
 
 
 def run(folder, env, *words, code=0):
-    """Run Python to its end and return what it printed; *code* is that of its exit."""
     path = os.pathsep.join([str(folder), str(Path(__file__).parents[1])])
     done = subprocess.run(
         [sys.executable, *words],
@@ -138,17 +137,14 @@ def run(folder, env, *words, code=0):
 
 
 def ended(events, name):
-    """Return how many bodies of a task have ended."""
     return sum(event["name"] == name for event in read(events, "end"))
 
 
 def ticks(events):
-    """Return the events of what beat's database has published."""
     return [event for event in read(events) if event["name"] == "tick"]
 
 
 def test_a_project_is_protected_by_its_settings_alone(project, tmp_path, start_worker, events):
-    """Of a publish in a view, of what beat's database has, and of what an operator asks."""
     is_protected, env = project
     run(tmp_path, env, "-c", PREPARE)
     start_worker("mysite", env=env, concurrency=5)

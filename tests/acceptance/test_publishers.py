@@ -33,6 +33,7 @@ import celery_redlock
 from celery_redlock import RedlockTask, UniqueResult, current_lock
 from support.events import body, overlaps, read
 from support.stage import LASTING, stage
+from support.stored import clients_of
 from support.versions import CELERY, since
 from support.waiting import eventually
 
@@ -47,14 +48,10 @@ Order = create_model("Order", id=(UUID, ...), lines=(list[Line], []), note=(str,
 
 
 class Color(str, Enum):
-    """An enum that is text."""
-
     RED = "red"
 
 
 class Level(IntEnum):
-    """An enum that is a number."""
-
     HIGH = 3
 
 
@@ -68,7 +65,6 @@ Sent = make_dataclass(
 
 
 def declare(app):
-    """Declare tasks that many publish at once, that tell their lock, and that wait for a gate."""
     ours = {"base": RedlockTask, "shared": False}
     for way in ("join", "fail"):
         app.task(name=way, unique_until="finished", on_duplicate=way, **ours)(nothing)
@@ -96,23 +92,19 @@ def nothing(name):
 
 
 def named(value):
-    """Return under which lock this runs."""
     return current_lock().name
 
 
 def rest(first, *others, last=None, **more):
-    """Return the same, with arguments of every kind."""
     return current_lock().name
 
 
 def model(order: Order, before: Order | None = None) -> str:
-    """Return the same, with arguments that Celery makes models of."""
     assert isinstance(order, Order)
     return current_lock().name
 
 
 def job(self, name, gate=False):  # noqa: FBT002  an argument of a message
-    """Return what this holds; wait before that until the test opens the gate."""
     with body(os.environ["EVENTS"], name):
         while gate and not Path(os.environ["EVENTS"]).with_name(f"{name}.open").exists():
             time.sleep(0.01)
@@ -123,37 +115,23 @@ def job(self, name, gate=False):  # noqa: FBT002  an argument of a message
 
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
-    """A stage with one worker."""
     folder = tmp_path_factory.mktemp("publishers")
     with stage(__file__, folder, **LASTING) as it:
         it.folder = folder
         it.worker(concurrency=4)
         yield it
         assert overlaps(read(it.events)) == []
-        no_key_is_for_ever(it)
-
-
-def no_key_is_for_ever(it):
-    """Every key of ours on every node has an expiry."""
-    for node in it.nodes:
-        with redis.Redis.from_url(node.url) as client:
-            assert [key for key in client.keys("redlock:*") if client.pttl(key) == -1] == []
+        it.no_key_is_for_ever()
 
 
 @pytest.fixture
 def broker(it):
-    """A plain client of the broker."""
     with redis.Redis.from_url(it.broker.url) as client:
         yield client
 
 
 def markers(it, lock_name):
-    """Return what every node stores of the marker of a short lock name."""
-    found = []
-    for node in it.nodes:
-        with redis.Redis.from_url(node.url) as client:
-            found.append(client.hgetall(f"redlock:queued:{lock_name}"))
-    return found
+    return [client.hgetall(f"redlock:queued:{lock_name}") for client in clients_of(it.nodes)]
 
 
 def is_left(it, lock_name, before):
@@ -232,14 +210,12 @@ def run(it, source, *args, before="", times=1):
 
 
 def end(process):
-    """End *process* with all its children."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
 
 
 def check_that_one_was_fresh(told, names, publishers):
-    """One publish per name is fresh, over all processes; all others tell its id."""
     assert [one for one in told if "failed" in one] == []
     for name in names:
         answers = [one["told"] for one in told if one.get("name") == name]
@@ -253,7 +229,6 @@ def check_that_one_was_fresh(told, names, publishers):
 
 
 def ids_of_messages(broker, queue):
-    """Return the ids of the tasks in a queue."""
     messages = [json.loads(message) for message in broker.lrange(queue, 0, -1)]
     return [message["headers"]["id"] for message in messages]
 
@@ -296,7 +271,6 @@ publish(way, names[0], queue)  # of its children
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("way", ["join", "fail"])
 def test_a_web_server_that_forks_publishes_each_name_once(it, broker, way):
-    """A master that has published forks children with threads: one message per name, no hang."""
     queue, children, threads = f"web {way}", 4, 4
     names = [f"web {name}" for name in NAMES]
     told = run(it, WEB, way, names, queue, children, threads)
@@ -335,7 +309,6 @@ PATCHES = {
 @pytest.mark.parametrize("way", ["join", "fail"])
 @pytest.mark.parametrize("patch", list(PATCHES))
 def test_green_processes_publish_each_name_once(it, broker, patch, way):
-    """Two patched processes, each with twenty greenlets: one message per name, no hang."""
     if not find_spec(patch):
         pytest.skip(f"{patch} is not installed")
     queue, processes, greenlets = f"{patch} {way}", 2, 20
@@ -404,7 +377,6 @@ def look(when, order, task=bill):
 
 @pytest.fixture
 def django(it):
-    """Run a script in a Django process, and return what it saw at each point."""
     if not find_spec("django"):
         pytest.skip("Django is not installed")
 
@@ -421,7 +393,6 @@ def shows(seen, *, markers, messages, rows):
 
 
 def test_django_takes_the_marker_with_the_commit(django):
-    """Within a transaction there is neither marker nor message; after the commit both are."""
     seen = django("""
 with transaction.atomic():
     insert("one")
@@ -445,7 +416,6 @@ look("without a transaction", "three")
 
 
 def test_django_leaves_nothing_of_what_is_rolled_back(django):
-    """After a rollback, of the transaction or of a savepoint, neither exists; the name is free."""
     seen = django("""
 try:
     with transaction.atomic():
@@ -481,7 +451,6 @@ look("again", "back")
 
 
 def test_django_publishes_once_what_a_transaction_asks_for_twice(django):
-    """Two of the same name in one transaction, or in two, are one; another name is its own."""
     seen = django("""
 with transaction.atomic():
     insert("twice")
@@ -564,13 +533,11 @@ VALUES = {
 
 
 def as_a_worker_reads(value):
-    """Return *value* after its journey."""
     return kombu_json.loads(kombu_json.dumps(value))
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=list(VALUES))
 def test_client_and_worker_give_an_argument_the_same_name(it, value):
-    """What is published, what is run, and what anybody works out, have one name."""
     task = it.task("named")
     result = task.delay(value)
     assert (result.duplicate, result.lock_name) == (False, task.lock_name((value,)))
@@ -579,7 +546,6 @@ def test_client_and_worker_give_an_argument_the_same_name(it, value):
 
 
 def test_different_arguments_have_different_names(it):
-    """No two of them share a lock: neither ``True`` and 1 nor a date and its midnight."""
     others = [1, "1", 1.0, "2024-05-01", str(IDENT), 3, "3", "None", "true", {}, []]
     names = [it.task("named").lock_name((value,)) for value in [*VALUES.values(), *others]]
     twins = {it.task("named").lock_name((3,))}  # Level.HIGH is sent as a 3
@@ -593,7 +559,6 @@ PRINTABLE = [
 
 @pytest.mark.parametrize("kind", PRINTABLE)
 def test_client_and_worker_print_an_argument_the_same_way(it, kind):
-    """A template gives the same text on both sides, for everything it may print."""
     task, value = it.task("template"), VALUES[kind]
     result = task.delay(value)
     assert result.lock_name == task.lock_name((value,)) == f"is:{as_a_worker_reads(value)}"
@@ -601,7 +566,6 @@ def test_client_and_worker_print_an_argument_the_same_way(it, kind):
 
 
 def test_client_and_worker_agree_on_arguments_of_every_kind(it):
-    """Positional, further, keyword-only and further keyword arguments make one name."""
     task = it.task("rest")
     args = (IDENT, UTC_NOON, (1, b"\xff"))
     kwargs = {"last": {1: Color.RED}, "day": date(2024, 5, 1), "level": Level.HIGH}
@@ -615,13 +579,11 @@ def test_client_and_worker_agree_on_arguments_of_every_kind(it):
 
 
 def task_module(task):
-    """Return the names in the module where the body of *task* stands."""
     return inspect.unwrap(task.run).__globals__
 
 
 @since(5, 5, "pydantic=True")
 def test_client_and_worker_give_a_model_the_same_name(it):
-    """A model, the dict that is sent of it, and one with defaults left out or filled in."""
     task = it.task("model")
     # Not those of this file: the stage has imported it once more, under another name.
     Line, Order = (task_module(task)[name] for name in ("Line", "Order"))  # noqa: N806
@@ -666,13 +628,11 @@ def test_a_dataclass_has_the_name_of_its_fields_but_cannot_be_sent(it, nested):
 
 
 def open_gate(it, name):
-    """Let the bodies of *name* go on."""
     (it.folder / f"{name}.open").touch()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_another_producer_sends_runs_under_its_lock(it, kind):
-    """``send_task`` takes no marker, but its task takes the lock: two of them never meet."""
     name = f"sent {kind}"
     lock_name = it.task(kind).lock_name((name,))
     first = it.app.send_task(kind, (name, True))
@@ -693,7 +653,6 @@ def test_what_another_producer_sends_runs_under_its_lock(it, kind):
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("not unique", "expired")])
 def test_what_another_producer_sends_ends_no_marker(it, kind):
-    """A sent task runs while one of its name waits in the queue: that one's marker stays."""
     name = f"beside {kind}"
     task = it.task(kind)
     waiting = task.apply_async((name,), queue="nobody")
@@ -712,7 +671,6 @@ LONG = "x" * 100_000
 
 
 def nested(depth):
-    """Return lists in lists."""
     value: list[Any] = []
     for _ in range(depth):
         value = [value]
@@ -762,7 +720,6 @@ FORGED = {
 
 
 def of_another(forged, name, task_id):
-    """Return options of a publish with a forged header that speaks of another's lock *name*."""
     header = json.loads(json.dumps(forged).replace("{name}", name))
     told_id = header.pop(2) if isinstance(header, list) and len(header) == 4 else task_id
     if isinstance(header, list) and len(header) == 2:
@@ -773,7 +730,6 @@ def of_another(forged, name, task_id):
 
 @pytest.fixture(scope="module")
 def victims(it):
-    """A task of each kind that waits where nobody reads, and what the nodes store of it."""
     waiting = {
         kind: it.task(kind).apply_async((f"victim {kind}",), queue="nobody")
         for kind in KINDS
@@ -784,7 +740,6 @@ def victims(it):
 
 @pytest.mark.parametrize("what", FORGED)
 def test_a_forged_header_harms_nobody(it, victims, what):
-    """The task runs under its own lock, the worker goes on, and no other's marker is touched."""
     log = len(it.log())
     results = {}
     for kind in KINDS:
@@ -809,7 +764,6 @@ def test_a_forged_header_harms_nobody(it, victims, what):
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("not unique", "rerun")])
 def test_a_forged_token_does_not_end_the_marker_of_the_same_name(it, kind):
-    """A message of the very same task with a wrong token runs; who waits keeps its marker."""
     name = f"same {kind}"
     task = it.task(kind)
     waiting = task.apply_async((name,), queue="nobody")
@@ -827,7 +781,6 @@ def test_a_forged_token_does_not_end_the_marker_of_the_same_name(it, kind):
 
 @pytest.mark.parametrize("what", ["another's", "half a character", "both long", "nested"])
 def test_revoking_a_task_with_a_forged_header_ends_no_marker(it, victims, what):
-    """What the parent does with a revoked task harms nobody else, either."""
     victim, before = victims["finished"]
     name = f"revoked {what}"
     forged = of_another(FORGED[what], victim.lock_name, uuid())

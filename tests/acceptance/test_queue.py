@@ -28,6 +28,7 @@ from celery_redlock.task.messages.envelope import Envelope, fresh_publish_id
 from celery_redlock.task.worker import waiting_room
 from support.events import body, overlaps, read
 from support.stage import LASTING, stage
+from support.stored import clients_of
 from support.waiting import eventually
 
 pytestmark = pytest.mark.in_order  # the scenes kill children and workers
@@ -43,12 +44,10 @@ MANY = 30
 
 
 def gate_of(lock):
-    """Return the file for which the first body under *lock* waits, if it is gated."""
     return Path(os.environ["EVENTS"]).with_name(f"open {lock}")
 
 
 def declare(app):
-    """Declare the tasks of this file."""
     if "STAGE" in os.environ:  # in a worker, and not in this process, where other tests are run
         # Not after 54 s: that may pass on a machine that is slow.
         waiting.FIRST_BY_ITSELF = waiting.LONGEST_BY_ITSELF = 600
@@ -58,7 +57,6 @@ def declare(app):
         waiting_room.UNCOUNTED = 0
 
     def nap(self, lock, number=0, gated=False):  # noqa: FBT002  as a message carries it
-        """Be in the way for a moment, or until the gate is open."""
         with body(os.environ["EVENTS"], lock, number=number, id=self.request.id):
             ends = time.monotonic() + 250
             while gated and not gate_of(lock).exists() and time.monotonic() < ends:
@@ -104,7 +102,6 @@ def declare(app):
 
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
-    """A stage without workers; each test has its own, on a queue of its own."""
     folder = tmp_path_factory.mktemp("queue")
     with stage(
         __file__, folder, **{**LASTING, "redlock_max_ttl": LONG}, worker_eta_task_limit=10
@@ -114,29 +111,23 @@ def it(tmp_path_factory):
 
 
 class Crew:
-    """Workers on a queue of their own, and what is published to them."""
-
     def __init__(self, it, queue):
         self.it = it
         self.queue = queue
         self.workers = []
 
     def worker(self, queue=None, **options):
-        """Start another worker."""
         options = {"concurrency": 2, "args": ["-Q", queue or self.queue], **options}
         self.workers.append(self.it.worker(**options))
         return self.workers[-1]
 
     def publish(self, name, *args, **options):
-        """Publish a task to this crew."""
         return self.it.task(name).apply_async(args, **{"queue": self.queue, **options})
 
     def log(self):
-        """Return what its workers wrote."""
         return "\n".join(worker.log() for worker in self.workers if worker.log_path.exists())
 
     def queued(self, name, *args, **options):
-        """Publish a task and wait until it waits for its lock."""
         result = self.publish(name, *args, **options)
         eventually(
             lambda: f"Queued task {name}[{result.id}]" in self.log(),
@@ -146,26 +137,18 @@ class Crew:
         return result
 
     def in_line(self, lock, count=MANY, name="nap"):
-        """Have *count* tasks wait for *lock*, one after another."""
         return [self.queued(name, lock, number) for number in range(count)]
 
     def numbers(self, lock):
-        """Return the numbers of the bodies under *lock*, in the order of their starts."""
         starts = read(self.it.events, "start")
         return [start.get("number") for start in starts if start["name"] == lock]
 
     def waiting(self, lock):
-        """Return how many are in line for *lock* on each node."""
-        counts = []
-        for node in self.it.nodes:
-            with redis.Redis.from_url(node.url) as client:
-                counts.append(client.zcard(f"redlock:line:{lock}"))
-        return counts
+        return [client.zcard(f"redlock:line:{lock}") for client in clients_of(self.it.nodes)]
 
 
 @pytest.fixture
 def crew(it):
-    """Workers for one test."""
     number = next(it.numbers)
     crew = Crew(it, f"queue-{number}")
     yield crew
@@ -176,13 +159,11 @@ def crew(it):
 
 
 def all_of(results, timeout=SOON):
-    """Return the values of *results* once all are there."""
     ends = time.monotonic() + timeout
     return [result.get(timeout=max(0.1, ends - time.monotonic())) for result in results]
 
 
 def alone(it, lock):
-    """Whether no two bodies under *lock* ran at the same time."""
     return not [pair for pair in overlaps(read(it.events)) if pair[0].name == lock]
 
 
@@ -227,7 +208,6 @@ def test_twin_a_worker_that_hears_nothing_runs_none_of_them(it, crew):
 
 
 def test_several_workers_wake_each_other(it, crew):
-    """Whoever releases finds the oldest, wherever that one waits."""
     crew.worker(pool="threads")
     crew.worker(pool="prefork")
     with it.held("all over"):
@@ -263,7 +243,6 @@ def test_twin_tasks_that_count_for_the_limit_hold_up_all_others(it, crew):
 
 
 def test_a_worker_without_a_free_process_holds_up_nobody_elsewhere(it, crew):
-    """Its task was refused first, and runs when the worker has a process again."""
     busy, lock = crew.worker(concurrency=1), "no process"
     with it.held(lock):
         first = crew.queued("nap", lock, 1)
@@ -319,7 +298,6 @@ def test_a_lease_that_lapses_wakes_the_next(it, crew):
 
 
 def test_an_operator_s_release_wakes_the_next(it, crew):
-    """As every release does."""
     crew.worker()
     locks = it.locks()
     lease = locks.acquire("operator", ttl=locks.rules.max_ttl)
@@ -361,7 +339,6 @@ def gate_of_stage(it, lock):
 
 @pytest.mark.parametrize("name", ["full", "full_skip"])
 def test_no_more_wait_than_may(it, crew, name):
-    """The newest ends as the policy says; those who wait already wait on, and run."""
     crew.worker()
     lock = f"no more, {name}"
     with it.held(lock):
@@ -382,7 +359,6 @@ def test_no_more_wait_than_may(it, crew, name):
 
 
 def test_parts_of_workflows_wait_like_all(it, crew):
-    """A chord, a group and a chain end with the results of those who waited."""
     crew.worker()
     nap, plain = it.task("nap"), it.task("plain")
     with it.held("workflow"):
@@ -399,7 +375,6 @@ def test_parts_of_workflows_wait_like_all(it, crew):
 
 
 def test_one_runs_and_one_waits(it, crew):
-    """With ``unique_until="started"`` and this policy: exactly so many, and no message more."""
     crew.worker()
     lock = "one and one"
     first = crew.publish("once", lock, 1, True)
@@ -414,7 +389,6 @@ def test_one_runs_and_one_waits(it, crew):
 
 
 def set_aside(crew, name, result):
-    """Wait until a task has been set aside."""
     words = f"{name}[{result.id}] for "
     eventually(lambda: words in crew.log(), f"{name} that is set aside", timeout=SOON)
 
@@ -460,7 +434,6 @@ def test_a_retry_of_its_own_is_none_that_waits(it, crew):
 
 
 def test_a_message_that_was_delivered_twice_runs_once(it, crew):
-    """Both wait; the second finds that the first has finished, or is set aside for it."""
     lock = "delivered twice"
     with it.held(lock), redis.Redis.from_url(it.broker.url) as client:
         result = crew.publish("late", lock, 1)
@@ -482,7 +455,6 @@ def test_a_message_that_was_delivered_twice_runs_once(it, crew):
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_those_who_wait_in_a_worker_that_stops_run_elsewhere(it, crew, pool):
-    """It gives their messages back, and takes their tickets off the nodes."""
     stopping = crew.worker(pool=pool)
     lock = f"stops, {pool}"
     with it.held(lock):
@@ -496,7 +468,6 @@ def test_those_who_wait_in_a_worker_that_stops_run_elsewhere(it, crew, pool):
 
 
 def test_those_who_wait_survive_a_connection_that_breaks(it, crew):
-    """The broker delivers their messages again, and they are woken as before."""
     worker = crew.worker()
     lock = "breaks"
     with it.held(lock):

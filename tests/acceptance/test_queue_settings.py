@@ -15,6 +15,7 @@ import pytest
 
 from celery_redlock import RedlockTask
 from support.events import body, overlaps, read
+from support.redelivery import redelivered_after
 from support.stage import LASTING, stage
 
 pytestmark = pytest.mark.in_order  # the last scene replaces the worker
@@ -26,8 +27,6 @@ VISIBILITY = 4.0
 
 
 def declare(app):
-    """Declare a task that queues, and a plain one."""
-
     def nap(lock, number, seconds=0.0):
         with body(os.environ["EVENTS"], lock, number=number):
             time.sleep(seconds)
@@ -41,12 +40,11 @@ def declare(app):
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
     """A worker that takes as little as it can."""
-    transport = {"visibility_timeout": VISIBILITY, "unacked_restore_interval": 1}
     conf = {
         "worker_eta_task_limit": LATER,
         "worker_disable_prefetch": True,
         "worker_deduplicate_successful_tasks": True,
-        "broker_transport_options": {**transport, "unacked_restore_throttle": 1},
+        **redelivered_after(VISIBILITY),
         **LASTING,
     }
     with stage(__file__, tmp_path_factory.mktemp("settings"), **conf) as it:
@@ -56,12 +54,10 @@ def it(tmp_path_factory):
 
 
 def publish(it, lock, count=MANY):
-    """Publish tasks of one name."""
     return [it.task("nap").delay(lock, number) for number in range(count)]
 
 
 def check(it, lock, results):
-    """Check that all end, each after one run of its own, none beside another."""
     assert [result.get(timeout=100) for result in results] == list(range(len(results)))
     events = [event for event in read(it.events) if event["name"] == lock]
     assert sorted(e["number"] for e in events if e["kind"] == "start") == list(range(len(results)))
@@ -69,7 +65,6 @@ def check(it, lock, results):
 
 
 def test_all_in_line_end_and_plain_tasks_are_not_held_up(it):
-    """Three times as many wait as may be in the timer; all others run meanwhile."""
     with it.held("line"):
         waiting = publish(it, "line")
         plain = [it.task("plain").delay("plain", number) for number in range(40)]
@@ -87,7 +82,6 @@ def test_what_is_delivered_again_while_it_waits_runs_once(it):
 
 
 def test_a_deploy_in_the_middle(it):
-    """The worker stops warm, another one starts: what waited and what ran ends, once each."""
     (old,) = it.workers
     # Under a lock: a machine that stalls has even this delivered again.
     running = it.task("nap").delay("running, deploy", 7, 2.0)

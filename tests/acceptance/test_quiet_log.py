@@ -37,7 +37,6 @@ EXAMPLE = """
 
 @pytest.fixture
 def quiet(redis_nodes, broker, tmp_path, monkeypatch):
-    """Return the example as a module, on three nodes that have just been started."""
     nodes = [node.url for node in redis_nodes(3)]
     text = EXAMPLE.format(broker=broker.url, nodes=nodes, max_ttl=MAX_TTL)
     (tmp_path / "quiet.py").write_text(textwrap.dedent(text))
@@ -50,7 +49,6 @@ def quiet(redis_nodes, broker, tmp_path, monkeypatch):
 
 
 def test_the_log_is_quiet_and_nothing_outlasts_the_quarantine(quiet, start_worker):
-    """One line for all nodes, when no lock can be had and until when; one for each refusal."""
     rules = Rules(ttl=MAX_TTL, max_ttl=MAX_TTL)
     worker = start_worker("quiet", concurrency=4)
     results = [quiet.bill.delay(number) for number in range(4)]

@@ -41,7 +41,6 @@ class Paced(Reschedule):
     """In place of chance, delays of which the second passes a place of the first in the broker."""
 
     def countdown(self, times, longest, chance=None):
-        """Return 1 s, 3 s, and then 1 s each."""
         return 3 if times == 1 else 1
 
 
@@ -50,12 +49,10 @@ pytestmark = [pytest.mark.long, pytest.mark.in_order]
 
 
 def gate_of(lock):
-    """Return the file for which the bodies under *lock* wait."""
     return Path(os.environ["EVENTS"]).with_name(f"open {lock}")
 
 
 def work(self, lock, gated=True):  # noqa: FBT002  as a message carries it
-    """Run until the gate is open if it is the first under its lock; another run ends at once."""
     first = not any(e["name"] == lock for e in read(os.environ["EVENTS"], "start"))
     with body(os.environ["EVENTS"], lock, host=self.request.hostname, id=self.request.id):
         ends = time.monotonic() + 250
@@ -76,7 +73,6 @@ def work_naively(self, lock):
 
 
 def declare(app):
-    """Declare the tasks of this file."""
     if "STAGE" in os.environ:  # in a worker, and not in this process, where other tests are run
         # Nobody comes by itself before all tests have given up: what runs was woken.
         waiting.FIRST_BY_ITSELF = waiting.LONGEST_BY_ITSELF = 600
@@ -143,7 +139,6 @@ RECONNECTS = since(5, 7, "a worker that reconnects still knows which of its proc
 
 @pytest.fixture(scope="module", params=["classic", pytest.param("quorum", marks=QUORUM)])
 def it(request, rabbit, tmp_path_factory):
-    """A stage with two workers that take everything from queues of one type."""
     kind, folder = request.param, tmp_path_factory.mktemp(request.param)
     with stage(
         __file__,
@@ -162,7 +157,6 @@ def it(request, rabbit, tmp_path_factory):
 
 
 def begin(it, name, lock, **options):
-    """Publish a task, wait until its body waits at the gate, and return its result."""
     result = it.task(name).apply_async((lock,), **options)
     it.started(lock)
     return result
@@ -191,7 +185,6 @@ def test_who_queues_runs_soon_after_the_lock_is_free(it):
 
 
 def test_who_queues_in_a_worker_that_is_killed_runs_elsewhere(it):
-    """The broker has its message, and another worker is woken for it."""
     queue = f"{it.kind}-killed"
     killed = it.worker(name="killed", concurrency=1, args=["-Q", queue])
     first = begin(it, "queue", "killed in line")
@@ -208,7 +201,6 @@ def test_who_queues_in_a_worker_that_is_killed_runs_elsewhere(it):
 
 
 def test_who_queues_is_woken_after_the_broker_was_lost(it):
-    """Messages are delivered anew, and get tickets anew; no body runs twice."""
     queue = f"{it.kind}-broken"
     # All three are received at once: since RabbitMQ 4, what waits counts as prefetched.
     worker = it.worker(name="broken", concurrency=4, args=["-Q", queue])
@@ -253,7 +245,6 @@ def test_who_queues_holds_up_others_only_with_classic_queues_since_rabbitmq_4(it
 
 
 def test_a_chord_and_a_group_whose_members_wait_end(it):
-    """Each member runs, none beside another, and the chord's body gets the values of all."""
     members = [it.task("queue").si("members", gated=False) for _ in range(3)]
     results = [chord(members, it.task("follow").s()).apply_async(), group(members).apply_async()]
     (values,), others = (result.get(timeout=100) for result in results)
@@ -264,7 +255,6 @@ def test_a_chord_and_a_group_whose_members_wait_end(it):
 
 @pytest.mark.parametrize("end", ["revoked", "expired"])
 def test_who_queues_can_be_called_off(it, end):
-    """It ends as revoked and does not run, wherever it waits; the next in line does."""
     lock = f"in line, {end}"
     with it.held(lock):
         rival = it.task("queue").apply_async((lock,), expires=10 if end == "expired" else None)
@@ -283,7 +273,6 @@ def test_who_queues_can_be_called_off(it, end):
 
 
 def test_who_queues_outlasts_a_deploy(it):
-    """Workers that stop warm hand their messages back; new ones run all, none beside another."""
     queue = f"{it.kind}-deploy"
     options = {"concurrency": 2, "args": ["-Q", queue]}
     old = it.worker(name="old", **options)
@@ -334,20 +323,17 @@ def met(it):
 
 
 def test_the_first_is_not_disturbed(met):
-    """Whatever becomes of its rivals, the body that has the lock ends with its own result."""
     for result in met.firsts.values():
         assert result.get(timeout=100)["first"]
 
 
 def test_skip(met):
-    """Both rivals succeed with a value that tells why; their bodies do not run."""
     for rival in met.rivals["skip"]:
         assert rival.get(timeout=100)["skipped"] == "conflict"
     assert len(met.bodies("skip")) == 1
 
 
 def test_fail(met):
-    """Both rivals fail with `LockTaken`; their bodies do not run."""
     for rival in met.rivals["fail"]:
         with pytest.raises(LockTaken):
             rival.get(timeout=100)
@@ -368,7 +354,6 @@ def test_retry(met):
 
 
 def test_reschedule(met):
-    """Both rivals run later, each alone and in its own queue, and no retry is counted."""
     for rival in met.rivals["reschedule"]:
         ran = rival.get(timeout=100)
         assert (ran["retries"], ran["queue"]) == (0, met.other)
@@ -440,7 +425,6 @@ def cut(it):
 
 @RECONNECTS
 def test_a_lost_connection_starts_no_second_body(cut):
-    """The copies that come at once neither run, nor end the task before it has ended."""
     assert cut.cut["late"].get(timeout=100)["first"]
     assert {meta["status"] for meta in cut.seen[:-1]} == {"STARTED"}
     assert cut.seen[-1]["result"]["first"]
@@ -450,7 +434,6 @@ def test_a_lost_connection_starts_no_second_body(cut):
 
 @RECONNECTS
 def test_copies_end_when_the_body_has_ended(cut):
-    """They come once more, find that it has finished, and leave its result alone."""
     cut.wait_for_log(rf"late\[{cut.cut['late'].id}\] has finished before; this copy ends")
     cut.rabbit.wait_until_quiet()
     assert cut.meta(cut.cut["late"].id) == cut.seen[-1]
@@ -469,7 +452,6 @@ def test_without_a_lock_a_lost_connection_runs_it_twice(cut):
 
 @pytest.fixture(scope="module")
 def bereft(it):
-    """Two bodies whose processes are killed."""
     it.bereft = {name: begin(it, name, f"child {name}") for name in ("lost", "lost_for_good")}
     it.bereft_at = now()
     for name in it.bereft:
@@ -479,7 +461,6 @@ def bereft(it):
 
 
 def test_a_task_whose_process_is_killed_comes_again(bereft):
-    """With ``reject_on_worker_lost`` the broker keeps it, and it runs again, under a lock."""
     assert not bereft.bereft["lost"].get(timeout=100)["first"]
     first, second = bereft.bodies("child lost")
     assert not first.finished
@@ -498,7 +479,6 @@ def test_without_rejection_it_does_not_come_again(bereft):
 
 
 def test_a_chord_with_equal_members_ends(it):
-    """One of them runs, the others are skipped, and the chord's body is told of all."""
     members = [it.task("skip").si("twin") for _ in range(3)]
     result = chord(members, it.task("follow").s()).apply_async()
     it.wait_for_log(r"(?s)(Skipped task skip\[[^\n]*'twin'.*){2}")
@@ -522,7 +502,6 @@ def test_a_naive_lock_hangs_the_chord(it):
 
 
 def test_a_skip_stops_the_chain_or_is_passed_on(it):
-    """What would have followed is revoked with the reason, or gets the skipped value."""
     follow = it.task("follow")
     with it.held("chain"):
         stopped = chain(it.task("skip").si("chain"), follow.s("word")).apply_async()
@@ -534,7 +513,6 @@ def test_a_skip_stops_the_chain_or_is_passed_on(it):
 
 
 def test_a_task_is_never_refused_by_what_came_before_it(it):
-    """Neither a retry without delay nor a member of a chain meets its predecessor's lock."""
     again = it.task("again").delay(10)
     link = it.task("link")
     links = chain(link.s(0), *(link.s() for _ in range(9))).apply_async()
@@ -578,7 +556,6 @@ def begin_on(it, host, name):
 @RECONNECTS
 @pytest.mark.parametrize("which", ["late", "no copy"])
 def test_a_worker_that_is_killed_loses_no_task(killed, which):
-    """It runs on the other worker as soon as the dead one's lease has ended, and not before."""
     result = killed.killed[which]
     assert not result.get(timeout=100)["first"]
     first, second = killed.bodies(result.lock)
@@ -605,7 +582,6 @@ def test_a_copy_is_published_surely(it):
 
 
 def test_nothing_is_left(it):
-    """No message goes round for ever, no lock stays, and no two bodies under one lock met."""
     it.rabbit.wait_until_quiet()
     it.wait_until_free()
     twins = ("plain", "cut plain")

@@ -39,12 +39,10 @@ PAGES = [README, *sorted(DOCS.rglob("*.md"))]
 
 
 def named(page):
-    """Return how a test is called that is about *page*."""
     return str(page.relative_to(ROOT))
 
 
 def tables(page):
-    """Return every table of *page*: its rows as lists of cells, the head first."""
     found, rows = [], []
     for line in [*page.read_text().splitlines(), ""]:
         if line.startswith("|"):
@@ -56,7 +54,6 @@ def tables(page):
 
 
 def table(page, first_words):
-    """Return the rows of the table of a page in docs/ whose head starts with *first_words*."""
     (found,) = [t for t in tables(DOCS / page) if t[0][0].strip("` ") == first_words]
     return found[1:]
 
@@ -66,7 +63,6 @@ def table(page, first_words):
 
 @pytest.fixture
 def names(five_nodes, broker):
-    """What the names of servers in a page stand for."""
     with names_for(README.read_text(), [*five_nodes, broker]) as it:
         yield it
 
@@ -79,7 +75,6 @@ def take_python(run, block):
 
 @pytest.fixture
 def left_by(names, tmp_path):
-    """Run the Python of a page in docs/, and return what it leaves: ``left_by(page)``."""
     with ExitStack() as stack:
         yield (
             lambda page: (
@@ -89,7 +84,6 @@ def left_by(names, tmp_path):
 
 
 def test_lock_names_are_what_the_options_say(left_by):
-    """A template makes the whole name; with `unique_on` only the named arguments count."""
     left = left_by("reference/options.md")
     bill, export = left["bill"], left["export"]
     assert bill.apply((7,)).get() == "invoice 7 billed"
@@ -99,14 +93,12 @@ def test_lock_names_are_what_the_options_say(left_by):
 
 
 def test_a_duplicate_joins_the_first(left_by):
-    """As the comment of the example says."""
     left = left_by("how-to/unique-at-publish.md")
     first, second = left["first"], left["second"]
     assert (first.duplicate, second.duplicate, second.holder_id) == (False, True, first.id)
 
 
 def test_a_lock_without_celery_is_held_and_given_back(left_by):
-    """With a fence, an outcome, and what each node knows."""
     left = left_by("how-to/without-celery.md")
     assert left["number"] > 0
     assert left["outcome"] is celery_redlock.ReleaseOutcome.RELEASED
@@ -114,14 +106,12 @@ def test_a_lock_without_celery_is_held_and_given_back(left_by):
 
 
 def test_a_smaller_fence_is_refused(left_by):
-    """By the statement of the example."""
     left = left_by("reference/lock.md")
     with pytest.raises(RuntimeError, match="later has written already"):
         left["mark_paid"](left["db"], 7, fence=1001)
 
 
 def test_a_skipped_task_tells_who_was_faster(left_by):
-    """While somebody holds the invoice, the task succeeds with the value of the policy table."""
     left = left_by("reference/options.md")
     with plugin_for(left["app"]).locks.hold("invoice:7"):
         skipped = left["bill"].apply((7,)).get()
@@ -133,7 +123,6 @@ def test_a_skipped_task_tells_who_was_faster(left_by):
 
 
 def test_one_server_is_enough(left_by):
-    """Without redlock_nodes the result backend is the one node, as the text says."""
     left = left_by("how-to/one-server.md")
     small = left["small"]
     assert left["tidy"].apply().get() == "tidied"
@@ -143,7 +132,6 @@ def test_one_server_is_enough(left_by):
 
 
 def test_the_first_example_is_short_and_a_direct_call_takes_no_lock(names, tmp_path):
-    """Twelve lines of code at most; that it runs in a worker is on the page itself."""
     with run_page(README, tmp_path, names, take_python):
         example = (tmp_path / "shop.py").read_text()
         assert len([line for line in example.splitlines() if line.strip()]) <= 12
@@ -168,12 +156,10 @@ def test_the_readme_is_one_page():
 
 
 def code(cell):
-    """Return what stands in backticks, None where there is nothing but a dash."""
     return None if not cell.startswith("`") else re.fullmatch(r"`(.+)`", cell)[1]
 
 
 def described(page):
-    """Return what a page of the reference says of each name: its list, and its text."""
     found = {}
     for part in (DOCS / page).read_text().split("\n## ")[1:]:
         name, _, text = part.partition("\n")
@@ -183,7 +169,6 @@ def described(page):
 
 
 def setting_default(name):
-    """Return the default of a setting, given without the prefix."""
     fields = {**Settings.__dataclass_fields__, **Rules.__dataclass_fields__}
     return None if name == "nodes" else fields[name].default
 
@@ -196,7 +181,6 @@ def test_every_option_and_setting_has_a_heading_of_its_own():
 
 
 def test_options_name_their_settings_and_defaults():
-    """What a page says is what an option has when nobody says anything."""
     for attribute, (told, _) in described("reference/options.md").items():
         setting, value = OPTIONS[attribute], eval(code(told["Default"]))
         name = f"redlock_{setting}"
@@ -219,7 +203,6 @@ def test_every_option_and_setting_has_a_type_and_an_example():
 
 
 def test_every_error_has_a_heading_of_its_own():
-    """With what to do about it."""
     assert set(errors.__all__) <= set(re.findall(r"^## (\w+)$", ERRORS.read_text(), re.MULTILINE))
 
 
@@ -235,7 +218,6 @@ def test_the_lock_in_a_task_has_all_that_a_body_may_use():
 
 
 def test_the_policies_table_is_complete_and_shows_defaults():
-    """Each word has its row, and stands for the policy beside it with the defaults shown."""
     shown = {}
     for row in table("reference/policies.md", "policy"):
         word, call = (code(part.strip()) for part in row[0].split(", ", 1))
@@ -260,7 +242,6 @@ def test_the_numbers_of_the_text_are_those_of_the_code():
 
 
 def test_versions_are_those_of_the_package():
-    """The versions that the text promises are those that pyproject.toml admits."""
     words = "Python 3.10 to 3.14, Celery 5.4 to 5.7, redis-py 6.4 to 8."
     for page in (README, DOCS / "how-to" / "install.md"):
         assert words in " ".join(page.read_text().split())
@@ -274,13 +255,11 @@ def test_versions_are_those_of_the_package():
 
 
 def commands():
-    """Return every command that the pages print, without its prompt."""
     blocks = [block for page in PAGES for block in blocks_of(page) if block.language == "console"]
     return [command.text for block in blocks for command in commands_of(block)]
 
 
 def is_module(name):
-    """Return whether ``python -m name`` finds something: of the checkout, or installed."""
     module = Path(*name.split("."))
     files = (module.with_suffix(".py"), module / "__main__.py")
     if any((ROOT / place / file).exists() for place in ("", "tests") for file in files):
@@ -289,7 +268,6 @@ def is_module(name):
 
 
 def test_commands_exist():
-    """Make targets, subcommands of both command lines, and extras are there."""
     from celery_redlock.ops.cli.group import COMMANDS
     from celery_redlock.ops.main import main
 
@@ -316,7 +294,6 @@ def test_commands_exist():
 
 
 def test_publish_says_how_it_is_used():
-    """`python -m example_worker.publish --help` works without any server."""
     asked = [sys.executable, "-m", "example_worker.publish", "--help"]
     told = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "--copies" in told
@@ -324,7 +301,6 @@ def test_publish_says_how_it_is_used():
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_links_lead_somewhere(page):
-    """Files that a page links to exist, and headings that it jumps to, there or here, too."""
     for link in re.findall(r"\]\(([^)\s]+)\)", without_code(page)):
         if link.startswith("https://"):
             continue
@@ -336,12 +312,10 @@ def test_links_lead_somewhere(page):
 
 
 def without_code(page):
-    """Return the text of *page* without its code blocks."""
     return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
 def anchors(page):
-    """Return the anchors of the headings of *page*, as code hosts make them."""
     heads = re.findall(r"^#+ (.+)$", without_code(page), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
 
@@ -355,7 +329,6 @@ def test_files_that_pages_name_exist():
 
 
 def test_the_page_on_architecture_knows_the_rooms():
-    """Every file on the way down is there, and every room."""
     page = (ROOT / "docs" / "architecture.md").read_text()
     rooms = {path.name for path in (ROOT / "celery_redlock").iterdir() if path.is_dir()}
     assert rooms - {"__pycache__"} <= set(re.findall(r"\b(\w+)/", page.partition("## One")[0]))

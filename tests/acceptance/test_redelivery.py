@@ -22,6 +22,7 @@ from celery import Task
 
 from celery_redlock import RedlockTask, Reschedule, Retry
 from support.events import body, now, overlaps, read
+from support.redelivery import redelivered_after
 from support.stage import stage
 from support.waiting import eventually
 
@@ -33,8 +34,6 @@ TTL = 12.0
 
 
 def declare(app):
-    """Declare the tasks of this file, and what a test wants to break."""
-
     def work(self, lock, is_gated=False):  # noqa: FBT002  as a message carries it
         first = not any(e["name"] == lock for e in read(os.environ["EVENTS"], "start"))
         with body(os.environ["EVENTS"], lock, host=self.request.hostname):
@@ -69,7 +68,6 @@ def declare(app):
 
 
 def wait_at_gate(lock, *, is_gated):
-    """Wait until the test lets the body under *lock* go on."""
     while is_gated and not Path(os.environ["EVENTS"]).with_name(f"open {lock}").exists():
         time.sleep(0.02)
 
@@ -80,7 +78,6 @@ def let_celery_tell(sender, **_):
 
 
 def set_aside_for_long():
-    """Let copies wait longer than the broker waits for them."""
     from celery_redlock.task.execution import refused, requeue
 
     requeue.longest_countdown = lambda app: math.inf
@@ -131,8 +128,6 @@ def make_identities_up():
 
 
 class Watcher:
-    """What a caller sees of one task, and what the broker has of it, from its publish on."""
-
     def __init__(self, it, result):
         self._it, self._result = it, result
         self.seen, self.copies, self.header = [], 0, None
@@ -158,13 +153,11 @@ class Watcher:
                 time.sleep(0.02)
 
     def wait(self):
-        """Wait for the end of the task."""
         self._thread.join(200)
         assert not self._thread.is_alive(), "the task did not end"
 
 
 def live_copies(client, task_id):
-    """Return the messages of a task that the broker has, waiting or unacknowledged."""
     waiting = [json.loads(raw) for key in client.keys("q_*") for raw in client.lrange(key, 0, -1)]
     taken = [json.loads(raw)[0] for raw in client.hvals("unacked")]
     return [message for message in waiting + taken if message["headers"]["id"] == task_id]
@@ -172,14 +165,11 @@ def live_copies(client, task_id):
 
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
-    """Two workers of one queue, and some of queues of their own of which a test needs to be rid."""
-    transport = {"visibility_timeout": VISIBILITY, "unacked_restore_interval": 1}
-    transport["unacked_mutex_expire"] = 2  # see test_killing_spree
     conf = {
         "redlock_ttl": TTL,
         "redlock_max_ttl": TTL,
         "redlock_node_timeout": 1.0,
-        "broker_transport_options": {**transport, "unacked_restore_throttle": 1},
+        **redelivered_after(VISIBILITY),
     }
     folder = tmp_path_factory.mktemp("redelivered")
     with stage(__file__, folder, **conf) as it:
@@ -196,7 +186,6 @@ def it(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def long(it):
-    """Bodies that run until they were delivered again, with and without a protection."""
     tasks = {
         "once more": "late",
         "five times": "late",
@@ -231,7 +220,6 @@ def long(it):
 
 @pytest.mark.parametrize("which", ["once more", "five times"])
 def test_a_message_delivered_again_does_not_run_again(it, long, which):
-    """One start; the caller sees STARTED, then SUCCESS with the real value, never anything else."""
     (ran,) = it.bodies(which)
     assert ran.ended - ran.started >= VISIBILITY - 1.0
     seen = [state for state in long[which].seen if state[0] is not None]
@@ -240,7 +228,6 @@ def test_a_message_delivered_again_does_not_run_again(it, long, which):
 
 
 def deliver_once_more(it, task, which, watcher):
-    """Deliver one more copy of what has ended, and wait until that has ended, too."""
     result = watcher._result
     ends = f"{task}[{result.id}] has finished before; this copy ends"
     before = it.log().count(ends)
@@ -259,7 +246,6 @@ def test_a_late_copy_does_not_write_over_a_failure(it, long):
 
 
 def test_copies_do_not_multiply(it, long):
-    """However often: there are the message that runs, and one copy that comes and goes."""
     assert long["five times"].copies <= 2
     received = it.log().count(f"late[{long['five times']._result.id}] received")
     (ran,) = it.bodies("five times")
@@ -284,7 +270,6 @@ def test_without_the_memory_of_what_finished_it_runs_again(it, long):
 
 
 def test_a_late_copy_touches_nothing(it, long):
-    """Those that come after the end go without a body and without a word to the backend."""
     deliver_once_more(it, "late", "once more", long["once more"])
     time.sleep(0.5)  # a word to the backend would take less
     assert it.meta(long["once more"]._result.id)["result"] == "the real result"
@@ -326,7 +311,6 @@ def put_off_twice(it, task, name, queue):
 
 @pytest.mark.parametrize("task", ["Reschedule", "Retry"])
 def test_copies_of_a_message_without_an_identity_are_one_execution(it, task):
-    """As of ``send_task``: however many deliveries of it a policy puts off, one body runs."""
     name = f"put off by {task}"
     result = put_off_twice(it, task, name, "q_both")
     assert result.get(timeout=100) == "the real result"
@@ -342,7 +326,6 @@ def test_identities_that_copies_make_up_are_so_many_executions(it, task):
 
 
 def test_a_worker_that_is_killed_loses_no_task(it):
-    """The other worker completes it, once its lease has ended and its message comes again."""
     (worker,) = [w for w in it.workers if "q_killed" in w.command]
     result = it.task("late").apply_async(("killed", True), queue="q_killed")
     it.started("killed")
@@ -356,7 +339,6 @@ def test_a_worker_that_is_killed_loses_no_task(it):
 
 
 def test_a_second_publish_under_the_same_task_id_runs(it):
-    """It is no redelivery, whether it comes through the class or by name alone."""
     names = ["through the class", "by name"]
     for publish, name in zip((it.task("late").apply_async, by_name(it)), names, strict=True):
         for _ in range(2):

@@ -28,8 +28,6 @@ LEASES = {**LASTING, "redlock_ttl": 30.0, "redlock_max_ttl": 60.0}
 
 
 def declare(app):
-    """Declare the tasks of this file."""
-
     def done(number):
         return number
 
@@ -45,13 +43,11 @@ def declare(app):
 
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
-    """The stage, without a worker yet."""
     with stage(__file__, tmp_path_factory.mktemp("stage"), **LEASES) as it:
         yield it
 
 
 def report(it, *words):
-    """Return what ``redlock report --json`` says."""
     context = CLIContext(it.app, no_color=True, workdir=None)
     result = CliRunner().invoke(redlock, ["report", "--json", *words], obj=context)
     assert result.exit_code == 0, result.output
@@ -59,14 +55,12 @@ def report(it, *words):
 
 
 def duplicates(it):
-    """Publish a task five times, which makes four duplicates."""
     results = [it.task("shop.once").delay(1) for _ in range(5)]
     assert [result.duplicate for result in results] == [False, True, True, True, True]
     return results[0]
 
 
 def overlaps(it, worker):
-    """Publish what meets a holder: three are skipped, and one runs later."""
     with it.held("skipped"), it.held("later"):
         skipped = [it.task("shop.skipped").delay(number) for number in range(3)]
         later = it.task("shop.later").delay(4)
@@ -94,7 +88,6 @@ def only_reported(it, monkeypatch):
 
 
 def test_a_day_compressed(it, monkeypatch):
-    """Each run, refusal and hold once, whichever process counted it, also of children that end."""
     first = duplicates(it)
     worker = it.worker(concurrency=2, args=["--max-tasks-per-child", "3"])
     quick = [it.task("shop.quick").delay(number) for number in range(10)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import time
-import uuid
 from pathlib import Path
 
 import pytest
@@ -20,9 +19,8 @@ from click.testing import CliRunner
 from celery_redlock import RedlockTask
 from celery_redlock.ops.cli import redlock
 from celery_redlock.plugin import plugin_for
-from celery_redlock.task.messages.envelope import Envelope, fresh_publish_id
 from support.events import body, overlaps, read
-from support.stage import LASTING, stage
+from support.stage import LASTING, copied_message, stage
 from support.waiting import eventually
 
 MODES = ["report", "enforce"]
@@ -33,11 +31,9 @@ DUPLICATES = {"duplicate": 3}
 
 
 def declare(app):
-    """Declare a task that works, and one that is unique at publish, in each mode."""
     path = os.environ.get("EVENTS")
 
     def work(self, key, is_gated=False):  # noqa: FBT002  as a message carries it
-        """Run until the gate is open if it is the first of its name."""
         name = f"{self.name} {key}"
         is_first = not any(e["name"] == name for e in read(path, "start"))
         with body(path, name):
@@ -52,26 +48,18 @@ def declare(app):
 
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
-    """The stage without a worker yet."""
     with stage(__file__, tmp_path_factory.mktemp("day"), **LASTING) as it:
         yield it
 
 
-def message():
-    """Return options of a message that can be published again, as if the broker had two of it."""
-    task_id = str(uuid.uuid4())
-    return {"task_id": task_id, "headers": Envelope(fresh_publish_id()).header(task_id)}
-
-
 def overlap_and_deliver_again(it, mode):
-    """Have a task meet others while it runs, and its own copies."""
     task = it.task(f"day {mode}")
     task.delay("overlap", is_gated=True)
     it.started(f"day {mode} overlap")
     others = [task.delay("overlap") for _ in range(KNOWN["conflict"])]
     for other in others:
         other.get(timeout=100)
-    copy = message()
+    copy = copied_message()
     again = task.apply_async(("again",), {"is_gated": True}, **copy)
     it.started(f"day {mode} again")
     for _ in range(KNOWN["redelivered"]):
@@ -85,7 +73,6 @@ def overlap_and_deliver_again(it, mode):
 
 
 def run_a_day(it):
-    """Do the same to tasks of both modes, and wait until all is over."""
     for mode in MODES:  # one process runs them, one after the other: they overlap nowhere else
         for _ in range(1 + DUPLICATES["duplicate"]):
             it.task(f"once {mode}").apply_async(("k",), queue="once")
@@ -94,7 +81,7 @@ def run_a_day(it):
     for mode in MODES:
         overlap_and_deliver_again(it, mode)
     for mode in MODES:
-        task, copy = it.task(f"day {mode}"), message()
+        task, copy = it.task(f"day {mode}"), copied_message()
         for number in range(1 + KNOWN["finished"]):
             result = task.apply_async(("late",), **copy)
             if mode == "report":  # each runs; an enforced one ends without a word
@@ -108,7 +95,6 @@ def run_a_day(it):
 
 
 def report(it):
-    """Return what ``redlock report --json`` says, by task."""
     context = CLIContext(it.app, no_color=True, workdir=None)
     result = CliRunner().invoke(redlock, ["report", "--json"], obj=context)
     assert result.exit_code == 0, result.output
@@ -116,7 +102,6 @@ def report(it):
 
 
 def test_a_day_is_reported_right_to_the_last_one(it):
-    """And its twin, which enforces, has none of it."""
     run_a_day(it)
     tasks = report(it)
     bodies = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
 from collections import Counter
 from pathlib import Path
 
@@ -17,9 +16,8 @@ import pytest
 
 from celery_redlock import RedlockTask, current_lock
 from celery_redlock.lock.held import NotLocked
-from celery_redlock.task.messages.envelope import Envelope, fresh_publish_id
 from support.events import body, overlaps, read, record
-from support.stage import LASTING, stage
+from support.stage import LASTING, copied_message, stage
 from support.waiting import eventually
 
 POOLS = ["prefork", "threads", "gevent"]
@@ -29,7 +27,6 @@ SWITCHED = ["switched one", "switched two"]
 
 
 def declare(app):
-    """Declare the tasks of this file, and an observer that records what is reported."""
     path = os.environ.get("EVENTS")
     app.told = []
 
@@ -45,7 +42,6 @@ def declare(app):
     app.conf.redlock_observers = [note]
 
     def work(self, lock, is_gated=False):  # noqa: FBT002  as a message carries it
-        """Run until the gate is open if it is the first under its lock, else for a moment."""
         is_first = not any(e["name"] == lock for e in read(path, "start"))
         mode = "report" if isinstance(current_lock(), NotLocked) else "enforce"
         with body(path, lock, mode=mode, task=self.request.id):
@@ -71,7 +67,6 @@ def declare(app):
 
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
-    """A worker of each pool with a queue of its own, which report."""
     folder = tmp_path_factory.mktemp("report")
     with stage(__file__, folder, redlock_mode="report", **LASTING) as it:
         it.open = lambda lock: (folder / f"open {lock}").touch()
@@ -83,7 +78,6 @@ def it(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ran(it):
-    """Publish all there is to report, to every pool at once; wait until it is over."""
     results = []
 
     def publish(task, lock, pool, *, is_gated=False, **options):
@@ -97,7 +91,7 @@ def ran(it):
             it.started(lock)
             publish(kind, lock, pool).get(timeout=100)
             it.open(lock)
-            lock, copy = f"{kind} redelivered {pool}", message()
+            lock, copy = f"{kind} redelivered {pool}", copied_message()
             again = publish(kind, lock, pool, is_gated=True, **copy)
             it.started(lock)
             publish(kind, lock, pool, is_gated=True, **copy)
@@ -110,7 +104,7 @@ def ran(it):
             for _ in range(2):
                 publish(kind, f"{kind} {pool}", pool, is_gated=True)
             it.open(f"{kind} {pool}")
-        copy = message()
+        copy = copied_message()
         publish("late", f"late copy {pool}", pool, **copy).get(timeout=100)
         eventually(lambda: not it.keys("redlock:report:lock:late copy*"), "its end")
         publish("late", f"late copy {pool}", pool, **copy)
@@ -119,14 +113,7 @@ def ran(it):
     return it
 
 
-def message():
-    """Return options of a message that can be published again, as if the broker had two of it."""
-    task_id = str(uuid.uuid4())
-    return {"task_id": task_id, "headers": Envelope(fresh_publish_id()).header(task_id)}
-
-
 def reports(it, name):
-    """Return how often what was reported of *name*, by cause."""
     told = Counter(e["cause"] for e in read(it.events, "report") if e["name"] == name)
     return told + Counter(cause for lock, cause in it.app.told if lock == name)
 
@@ -148,7 +135,6 @@ def test_what_runs_beside_another_is_reported_once(ran, pool, what, cause):
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_late_copy_is_reported_once(ran, pool):
-    """It ran again after the end."""
     name = f"late copy {pool}"
     assert reports(ran, name) == {"finished": 1}
     assert len(ran.bodies(name)) == 2
@@ -165,7 +151,6 @@ def test_a_duplicate_at_publish_is_reported_once(ran, pool):
 
 
 def test_a_lost_lease_is_reported_once_in_each_pool(ran):
-    """Three of five nodes hang for longer than a lease; no body is told, and none fails."""
     names = [f"lost {pool}" for pool in POOLS]
     sent = [
         ran.task("losing").apply_async((name, True), queue=pool)

@@ -71,7 +71,6 @@ def job(self, name, number, way=""):
 
 
 def short(self, name, number, seconds):
-    """Run for some time, and record that all along."""
     with body(os.environ["EVENTS"], name, number=number) as mine:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -80,7 +79,6 @@ def short(self, name, number, seconds):
 
 
 def declare(app):
-    """Declare the same task for every value of ``unique_until``, and some of its own kind."""
     if "STAGE" in os.environ and "BLIND" in os.environ:
         forget_what_was_merged()
 
@@ -118,25 +116,22 @@ def forget_what_was_merged():
 
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
-    """A stage with one worker."""
     with named_stage(tmp_path_factory.mktemp("rerun"), **LASTING) as it:
         it.worker(concurrency=6)
         yield it
-        no_key_is_for_ever(it)
+        it.no_key_is_for_ever()
 
 
 @pytest.fixture(scope="module")
 def lossless(rabbit, tmp_path_factory):
-    """A stage with one worker whose broker loses no message when a worker is killed."""
     with named_stage(tmp_path_factory.mktemp("lossless"), broker_url=rabbit.url) as it:
         it.worker(concurrency=4)
         yield it
-        no_key_is_for_ever(it)
+        it.no_key_is_for_ever()
 
 
 @contextlib.contextmanager
 def named_stage(folder, **conf):
-    """Set a stage that can tell of its runs, and let a body go on."""
     short = {"redlock_ttl": TTL, "redlock_max_ttl": TTL, "redlock_node_timeout": 1.0}
     with stage(__file__, folder, **{**short, **conf}) as it:
         it.open = lambda name, number: (folder / f"{name} {number}.open").touch()
@@ -153,14 +148,6 @@ def told(it, monkeypatch):
     return events
 
 
-def no_key_is_for_ever(it):
-    """Every key of ours on every node has an expiry."""
-    for node in it.nodes:
-        with redis.Redis.from_url(node.url) as client:
-            keys = client.keys("redlock:*")
-            assert all(client.pttl(key) != -1 for key in keys), keys
-
-
 def pending(it, name):
     """Return the task ids of all messages at the broker, unacknowledged too, that stand for it."""
     with redis.Redis.from_url(it.broker.url) as client:
@@ -174,12 +161,10 @@ def pending(it, name):
 
 
 def merged_in(told):
-    """Return the numbers of merged triggers that an observer was told of."""
     return [event.merged for event in told if isinstance(event, DuplicatePublished)]
 
 
 def is_over(it, name):
-    """Return whether no marker of *name* is left on any node."""
     return not it.keys(f"redlock:queued:{name}") | it.keys(f"redlock:next:{name}")
 
 
@@ -188,7 +173,6 @@ def is_over(it, name):
 
 @pytest.mark.parametrize("task", [*UNTIL, "finished late", "fail"])
 def test_ten_triggers_while_one_runs_make_one_more_run(it, told, task):
-    """The last arguments run once more, after the first, and every trigger's result is that run."""
     name, publish = f"ten {task}", it.task(task).delay
     began = now()
     first = publish(name, 0, "gate")
@@ -217,7 +201,6 @@ def test_ten_triggers_while_one_runs_make_one_more_run(it, told, task):
 
 
 def test_while_one_runs_there_is_one_message_however_often_it_looks(it):
-    """A pending task that is set aside again and again is one task, and one message at rest."""
     name, publish = "looks", it.task("looks").delay
     publish(name, 0, "gate")
     it.started(name)
@@ -237,7 +220,6 @@ def test_while_one_runs_there_is_one_message_however_often_it_looks(it):
 
 @pytest.mark.parametrize("task", [*UNTIL, "finished late", "fail"])
 def test_ten_triggers_while_the_first_waits_are_one_run(it, told, task):
-    """The task that waits takes all of them along, and runs once, with the last arguments."""
     name, publish = f"waits {task}", it.task(task).apply_async
     first = publish((name, 0), queue=name)
     results = [publish((name, number), queue=name) for number in range(1, 11)]
@@ -252,7 +234,6 @@ def test_ten_triggers_while_the_first_waits_are_one_run(it, told, task):
 
 
 def test_windows_do_not_overlap(it):
-    """With "expired" each run starts when the window of the one before has ended, not earlier."""
     name, publish = "windows", it.task("expired").delay
     began = now()
     for number in range(3):
@@ -281,7 +262,6 @@ def test_a_marker_that_lapses_before_its_message_is_read_loses_no_trigger(it):
 
 @pytest.mark.parametrize("task", ["started", "finished", "success", "auto"])
 def test_in_the_countdown_of_a_retry_the_retry_keeps_its_arguments(it, task):
-    """The retry runs with its own arguments, and then the newest ones run exactly once."""
     name, publish = f"retry {task}", it.task(task).delay
     first = publish(name, 0, "fail" if task == "auto" else "retry")
     eventually(lambda: first.state == "RETRY", "a retry")
@@ -304,7 +284,6 @@ def test_in_the_countdown_of_a_retry_the_retry_keeps_its_arguments(it, task):
 
 @pytest.mark.parametrize("way", ["retry own", "swap"])
 def test_what_names_its_own_arguments_has_them(it, way):
-    """A retry or a replacement with new arguments runs with these, not with what was merged."""
     name, publish = f"own {way}", it.task("finished").apply_async
     first = publish((name, 0, way), queue=name)
     assert publish((name, 1, way), queue=name).id == first.id
@@ -318,7 +297,6 @@ def test_what_names_its_own_arguments_has_them(it, way):
 
 @pytest.mark.parametrize("task", ["finished", "started", "success brief", "soft"])
 def test_after_a_failure_the_pending_one_runs(it, task):
-    """Of the body or by its soft limit: what was triggered runs, and the name is free again."""
     name, publish = f"fails {task}", it.task(task).delay
     first = publish(name, 0, "gate fail")
     it.started(name)
@@ -336,7 +314,6 @@ def test_after_a_failure_the_pending_one_runs(it, task):
 
 @pytest.mark.parametrize("task", ["finished", "finished late", "success"])
 def test_after_a_revoke_of_the_running_one_the_pending_one_runs(it, task):
-    """A run that is terminated makes place for what was triggered while it ran."""
     name, publish = f"terminated {task}", it.task(task).delay
     first = publish(name, 0, "gate")
     it.started(name)
@@ -373,7 +350,6 @@ def test_after_a_revoke_of_the_pending_one_the_next_trigger_is_pending(it):
 @pytest.mark.parametrize("whom", ["child", "worker"])
 @pytest.mark.parametrize("task", ["finished", "started", "finished late", "started late"])
 def test_when_the_holder_is_killed_the_pending_one_runs(lossless, task, whom):
-    """Soon, with the newest arguments; a holder that comes again does so with those it had."""
     it, name, is_late = lossless, f"{task} {whom}", task.endswith("late")
     publish = it.task(task).apply_async
     first = publish((name, 0, "gate"), queue=name)
@@ -412,15 +388,12 @@ def test_when_the_holder_is_killed_the_pending_one_runs(lossless, task, whom):
 
 
 class Soak:
-    """Publishers in processes of their own, and somebody who kills workers and their children."""
-
     def __init__(self, it, rng):
         self.it, self.rng = it, rng
         self.enough = it.events.with_name("enough")  # until it is there they publish on
         self.children = self.workers = 0
 
     def kill_child(self):
-        """``kill -9`` a child of some worker."""
         worker = self.rng.choice([w for w in self.it.workers if w.alive])
         children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()
         if children:
@@ -429,13 +402,11 @@ class Soak:
                 self.children += 1
 
     def kill_worker(self):
-        """``kill -9`` a whole worker, whose children die with it, and start another."""
         self.rng.choice([w for w in self.it.workers if w.alive]).kill(children=False)
         self.workers += 1
         self.it.worker(concurrency=4)
 
     def publishing(self, triggers, names):
-        """Yield again and again while processes publish."""
         paths = [str(SUPPORT), os.environ.get("PYTHONPATH")]
         env = {
             "EVENTS": str(self.it.events),
@@ -459,7 +430,6 @@ class Soak:
 
 
 def publisher(conf, seed, triggers, names, number):
-    """Publish at random: the life of one of the processes."""
     app = make_app(__file__, json.loads(conf), is_worker=False)
     rng, events = random.Random(seed), os.environ["EVENTS"]
     for n in itertools.count():
@@ -486,7 +456,6 @@ def last_triggers(events):
 
 
 def lost(events):
-    """Return the names whose last trigger was followed by no run with its arguments."""
     ran = {(e["name"], e["number"]): e["at"] for e in events if e["kind"] == "start"}
     return {
         name: last
@@ -509,7 +478,7 @@ def test_whatever_is_killed_the_last_trigger_of_each_name_runs(request, broker, 
         for n, _ in enumerate(soak.publishing(triggers, NAMES)):
             time.sleep(rng.uniform(0.3, 1.0))  # kills are spread over the time of the triggers
             soak.kill_worker() if rabbit and n % 5 == 1 else soak.kill_child()
-            no_key_is_for_ever(it)
+            it.no_key_is_for_ever()
             if soak.children >= 3 and soak.workers >= (2 if rabbit else 0):
                 soak.enough.touch()
         eventually(lambda: is_over(it, "*"), "end of all markers", timeout=200, every=0.2)
@@ -519,11 +488,10 @@ def test_whatever_is_killed_the_last_trigger_of_each_name_runs(request, broker, 
         assert overlaps(events) == []
         assert lost(events) == {}
         assert is_over(it, "*")
-        no_key_is_for_ever(it)
+        it.no_key_is_for_ever()
 
 
 def is_quiet(it, rabbit):
-    """Return whether the broker has no message left, neither waiting nor unacknowledged."""
     if rabbit:
         return "soak" not in rabbit.queues()
     with redis.Redis.from_url(it.broker.url) as client:

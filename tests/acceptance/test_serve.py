@@ -23,7 +23,6 @@ SERVE = [sys.executable, "-m", "celery_redlock", "servers"]
 
 @pytest.fixture
 def ports():
-    """Three ports in a row that are free, and a fourth."""
     while True:
         first = free_port()
         if all(is_free(port) for port in range(first, first + 4)):
@@ -31,14 +30,12 @@ def ports():
 
 
 def is_free(port):
-    """Return whether nobody listens there."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 @contextlib.contextmanager
 def serving(folder, *options):
-    """Run the command, and hand over its process and what it has written so far."""
     out = folder / "out"
     with out.open("wb") as sink:
         process = subprocess.Popen([*SERVE, *options], stdout=sink, stderr=sink)
@@ -51,7 +48,6 @@ def serving(folder, *options):
 
 @pytest.mark.parametrize("ending", ["SIGINT", "SIGTERM"])
 def test_servers_run_on_the_ports_asked_for_until_somebody_ends_them(tmp_path, ports, ending):
-    """A broker and two lock nodes; one that is killed is told of, and the others go on."""
     options = ["--nodes", "2", "--node-port", str(ports), "--broker-port", str(ports + 3)]
     with serving(tmp_path, *options) as (process, told):
         eventually(lambda: "ready." in told(), "readiness")
@@ -70,7 +66,6 @@ def test_servers_run_on_the_ports_asked_for_until_somebody_ends_them(tmp_path, p
 
 
 def test_a_port_that_is_taken_is_named(tmp_path, ports):
-    """And no server stays behind."""
     options = ["--nodes", "2", "--node-port", str(ports), "--broker-port", "0"]
     other = Server(port=ports + 1)
     other.start()

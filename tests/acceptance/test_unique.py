@@ -28,7 +28,9 @@ from celery_redlock import (
 )
 from celery_redlock.plugin import plugin_for
 from support.events import body, read
+from support.redelivery import redelivered_after
 from support.stage import LASTING, stage
+from support.stored import clients_of
 from support.versions import since
 from support.waiting import eventually
 
@@ -46,7 +48,6 @@ ERRORS = {"error": ValueError, "ignore": Ignore, "reject": Reject}
 
 
 def declare(app):
-    """Declare the same task with every value of ``unique_until``, and some of its own kind."""
     folder = Path(os.environ["EVENTS"]).parent if "EVENTS" in os.environ else None
 
     def job(self, name, way=""):
@@ -93,7 +94,6 @@ def declare(app):
 
 
 def let_any_token_end_a_marker():
-    """Take the comparison of tokens out of what ends a marker."""
     from celery_redlock.unique.scripts import END
 
     source = END.source.replace(b"m.token == ARGV[1]", b"m.token ~= ''")
@@ -102,7 +102,6 @@ def let_any_token_end_a_marker():
 
 
 def let_the_parent_end_nothing():
-    """Let the main process of a worker say nothing of what it revokes or loses."""
     from celery_redlock.task.worker.forced_ends import RedlockRequest
 
     RedlockRequest.leave_queue = lambda self, outcome: None
@@ -117,7 +116,6 @@ def let_the_parent_end_nothing():
 
 
 def let_a_start_say_nothing():
-    """Let a marker not be told that its task has started."""
     from celery_redlock.unique.reservations import Reservations
     from celery_redlock.unique.reserving import Started
 
@@ -125,18 +123,14 @@ def let_a_start_say_nothing():
 
 
 def folder_of_events():
-    """Return where the gates of the bodies are."""
     return Path(os.environ["EVENTS"]).parent
 
 
 def job_of(app):
-    """Return the body that all of the first tasks have."""
     return app.tasks["finished"].run.__func__
 
 
 def declare_others(app, ours):
-    """Declare tasks that are replaced, die, or take too long, and plain ones."""
-
     @app.task(name="swap", unique_until="finished", **ours)
     def swap(self, name, into):
         with body(os.environ["EVENTS"], name):
@@ -167,8 +161,6 @@ def declare_others(app, ours):
 
 
 def declare_odd(app, ours):
-    """Declare tasks that do what few do."""
-
     @app.task(name="headers", max_retries=1, **UNIQUE, **ours)
     def headers(self, name):
         with body(os.environ["EVENTS"], name):
@@ -215,21 +207,12 @@ def declare_odd(app, ours):
 
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
-    """A stage with one worker."""
     folder = tmp_path_factory.mktemp("unique")
     with stage(__file__, folder, **LASTING) as it:
         it.folder = folder
         it.worker(concurrency=6)
         yield it
-        no_key_is_for_ever(it)
-
-
-def no_key_is_for_ever(it):
-    """Every key of ours on every node has an expiry."""
-    for node in it.nodes:
-        with redis.Redis.from_url(node.url) as client:
-            keys = client.keys("redlock:*")
-            assert all(client.pttl(key) != -1 for key in keys), keys
+        it.no_key_is_for_ever()
 
 
 def is_duplicate(it, task, name, way=""):
@@ -250,7 +233,6 @@ TABLE = {
 
 
 def test_the_page_has_the_same_table():
-    """What is promised is what is tested."""
     page = Path(__file__).parents[2] / "docs" / "how-to" / "unique-at-publish.md"
     text = page.read_text()
     rows = re.findall(r'^\| `"(\w+)"` \| (yes .*) \|$', text, re.MULTILINE)
@@ -273,7 +255,6 @@ def test_a_publish_asks_the_nodes_once(it, monkeypatch, way):
 
 
 def test_a_revoke_by_a_stamp_leaves_the_name_free(it):
-    """As one by the id does: at once, and not when its time has come."""
     stamped = {"stamped_headers": ["tenant"], "tenant": "eu", "countdown": 280}
     first = it.task("finished").apply_async(("stamped",), **stamped)
     eventually(lambda: first.id in str(it.app.control.inspect().scheduled()), "an ETA", timeout=100)
@@ -283,7 +264,6 @@ def test_a_revoke_by_a_stamp_leaves_the_name_free(it):
 
 
 def bring_about(it, task, name, when):
-    """Publish *task*, and return its result when it is waiting, running, and so on."""
     publish = it.task(task).apply_async
     if when == "waiting":
         return publish((name,), queue="nobody")
@@ -309,7 +289,6 @@ def bring_about(it, task, name, when):
 @pytest.mark.parametrize("when", list(TABLE["started"]))
 @pytest.mark.parametrize("until", UNTIL)
 def test_a_second_publish_is_answered_as_the_table_says(it, until, when, late):
-    """Waiting, running, in a retry's countdown, after success, failure and revoke."""
     name, task = f"{until} {when}{late}", f"{until}{late}"
     first = bring_about(it, task, name, when)
     assert (first.duplicate, first.holder_id) == (False, first.id)
@@ -346,14 +325,12 @@ def test_what_a_body_publishes_under_its_own_id_is_no_duplicate_of_it(it):
 
 def drop_markers(it):
     """Let the nodes forget every queued marker, as if its time had come."""
-    for node in it.nodes:
-        with redis.Redis.from_url(node.url) as client:
-            for key in client.keys("redlock:queued:*"):
-                client.delete(key)
+    for client in clients_of(it.nodes):
+        for key in client.keys("redlock:queued:*"):
+            client.delete(key)
 
 
 def test_a_late_finisher_does_not_end_a_newer_marker(it):
-    """The marker lapses while its task runs; what is queued by then stays queued."""
     first = bring_about(it, "finished", "late finisher", "running")
     drop_markers(it)
     second = it.task("finished").apply_async(("late finisher",), queue="nobody")
@@ -416,7 +393,6 @@ def test_without_a_start_a_killed_worker_would_silence_its_name(it, broken):
 
 
 def test_a_late_starter_does_not_end_a_newer_marker(it):
-    """The marker lapses while its message waits; both run, and the newer marker stands."""
     first = it.task("brief").apply_async(("late starter",), queue="later")
     eventually(lambda: not it.keys("redlock:queued:brief:*"), "the marker's end", timeout=SOON)
     second = it.task("brief").apply_async(("late starter",), countdown=200)
@@ -427,7 +403,6 @@ def test_a_late_starter_does_not_end_a_newer_marker(it):
 
 
 def test_a_revoked_task_stands_for_nothing_once_a_worker_meets_it(it):
-    """Revoked while no worker had it: its marker ends as it is thrown away."""
     first = it.task("finished").apply_async(("met",), queue="met")
     first.revoke()
     assert is_duplicate(it, "finished", "met")
@@ -449,7 +424,6 @@ def test_what_was_purged_stands_for_nothing_when_its_time_is_over(it):
 @pytest.mark.long
 @pytest.mark.parametrize("by", ["expires", "countdown"])
 def test_an_expired_task_stands_for_nothing(it, by):
-    """With ``expires`` its marker stands no longer, whether or not a worker has the message."""
     queue = {"queue": "nobody"} if by == "expires" else {"countdown": 280}
     it.task("finished").apply_async((f"expired {by}",), expires=5.0, **queue)
     assert is_duplicate(it, "finished", f"expired {by}")
@@ -459,7 +433,6 @@ def test_an_expired_task_stands_for_nothing(it, by):
 
 
 def test_a_countdown_is_part_of_the_life_of_a_marker(it):
-    """A task that is to come later stands for its name until it does, and longer."""
     published = time.monotonic()
     result = it.task("brief").apply_async(("put off", "gate"), countdown=8)
     while time.monotonic() < published + 7.5:
@@ -472,7 +445,6 @@ def test_a_countdown_is_part_of_the_life_of_a_marker(it):
 
 
 def test_a_publish_that_fails_leaves_no_marker(it):
-    """Nothing reached the broker: the next publish is the first."""
     with pytest.raises(SerializerNotInstalled):
         it.task("finished").apply_async(("unpublished",), serializer="unheard of")
     assert not is_duplicate(it, "finished", "unpublished")
@@ -495,7 +467,6 @@ def test_a_child_that_was_killed_stands_for_nothing(it, way, late):
 
 @pytest.mark.long
 def test_a_task_beyond_its_hard_time_limit_stands_for_nothing(it):
-    """As with any other end of a child."""
     result = it.task("hanging").delay("hangs")
     it.started("hangs")
     assert it.task("hanging").apply_async(("hangs",), queue="nobody").duplicate
@@ -519,12 +490,7 @@ def test_a_worker_that_is_killed_leaves_the_name_free_with_its_lease(it):
 
 
 def test_a_message_that_is_delivered_again_keeps_its_marker(tmp_path):
-    """Acknowledged late, it stands for its name until another worker is through with it."""
-    transport = {"visibility_timeout": 4, "unacked_restore_interval": 1}
-    transport["unacked_mutex_expire"] = 2  # see test_killing_spree
-    transport["unacked_restore_throttle"] = 1
-    conf = {**LASTING, "broker_transport_options": transport}
-    with stage(__file__, tmp_path, **conf) as it:
+    with stage(__file__, tmp_path, **LASTING, **redelivered_after(4)) as it:
         worker = it.worker()
         first = it.task("doomed late").delay("again", "gate")
         it.started("again")
@@ -552,12 +518,9 @@ def test_a_worker_that_is_killed_while_a_task_waits_for_its_lock_leaves_no_marke
 
 def alone_for(it, task, name):
     """Return for how long the marker stands by itself yet, as most nodes say [s]."""
-    told = []
-    for node in it.nodes:
-        with redis.Redis.from_url(node.url) as client:
-            until = client.hget(f"redlock:queued:{it.task(task).lock_name((name,))}", "until")
-            told.append(float(until or 0) / 1000 - time.time())
-    return sorted(told)[len(told) // 2]
+    key = f"redlock:queued:{it.task(task).lock_name((name,))}"
+    told = sorted(float(client.hget(key, "until") or 0) for client in clients_of(it.nodes))
+    return told[len(told) // 2] / 1000 - time.time()
 
 
 def test_a_cold_shutdown_leaves_no_marker_of_what_it_throws_away(it):
@@ -579,15 +542,13 @@ def test_a_revoke_reaches_nodes_that_hung_up_on_the_parent(it):
         eventually(
             lambda n=name: not is_duplicate(it, "finished", f"cut {n}"), "its end", timeout=SOON
         )
-        for node in it.nodes:
-            with redis.Redis.from_url(node.url) as client:
-                client.client_kill_filter(_type="normal", skipme=True)
+        for client in clients_of(it.nodes):
+            client.client_kill_filter(_type="normal", skipme=True)
     # They hung up on this process, too: the next publish may be the one that finds out.
     eventually(lambda: is_duplicate(it, "finished", "after hanging up"), "a connection")
 
 
 def test_a_revoke_counts_after_the_broker_hung_up(it):
-    """The worker connects again; what it looks for from time to time goes on."""
     with redis.Redis.from_url(it.broker.url) as client:
         before = {other["id"] for other in client.client_list()}
         worker = it.worker(name="again", args=["-Q", "again"])
@@ -655,7 +616,6 @@ def test_a_failure_stands_for_the_whole_window_whatever_the_message_had(it):
 
 @pytest.mark.parametrize(("task", "way"), [("finished", "retry now"), ("auto", "fail")])
 def test_a_retry_runs_as_often_as_it_is_asked_for(it, task, way):
-    """Neither ``self.retry`` nor ``autoretry_for`` meets the task's own marker."""
     name = f"{task} {way}"
     result = it.task(task).delay(name, way)
     result.get(timeout=100, propagate=False)
@@ -674,7 +634,6 @@ def test_a_retry_with_headers_of_its_own_keeps_the_marker(it):
 
 
 def test_a_message_that_is_rejected_after_its_acknowledgement_is_gone(it):
-    """Whatever ``requeue`` says; so its marker ends."""
     it.task("reject").delay("rejected")
     it.started("rejected")
     eventually(
@@ -685,7 +644,6 @@ def test_a_message_that_is_rejected_after_its_acknowledgement_is_gone(it):
 
 
 def test_headers_that_are_handed_on_do_not_end_the_marker_of_who_hands_them_on(it):
-    """A child that was published with all its parent's headers has a marker of its own."""
     result = it.task("trace").delay("traced")
     it.started("traced child")
     it.wait_until_free("finished:*")
@@ -712,7 +670,6 @@ def test_a_task_that_is_put_off_is_no_duplicate(it):
 
 @since(5, 7, "task_retry_on_worker_lost")
 def test_a_retry_for_a_child_that_was_lost_keeps_the_marker(it):
-    """From the death of the child to the end of the retry."""
     result = it.task("dying").delay("dies once")
     eventually(lambda: result.state == "RETRY", "a retry", timeout=100)
     it.wait_until_free("dying:*")
@@ -738,7 +695,6 @@ def test_a_replacement_has_the_marker_if_it_can_end_it(it, into):
 
 
 def test_members_of_a_workflow_are_always_published(it):
-    """A second one of the same name meets the lock, and the workflow ends."""
     twins = [it.task("finished").si(f"twin {n // 2}") for n in range(4)]
     gather = it.task("gather")
     for workflow in (
@@ -770,7 +726,6 @@ def test_a_callback_of_the_name_is_published_and_its_parent_succeeds(it):
 
 
 def test_a_joined_result_that_nobody_stores_is_not_waited_for(it):
-    """With ``ignore_result``, as with the first one."""
     first = it.task("quiet").apply_async(("ignored",), queue="nobody")
     second = it.task("quiet").apply_async(("ignored",), queue="nobody")
     assert second.duplicate
@@ -787,7 +742,6 @@ def test_a_first_call_whose_result_nobody_stores_is_not_waited_for(it):
 
 
 def test_a_duplicate_can_be_an_error(it):
-    """`DuplicateTask` names the task that is there, and survives a pickle."""
     first = it.task("refused").apply_async(("twice",), queue="nobody")
     for publish in (
         lambda: it.task("refused").delay("twice"),
@@ -803,7 +757,6 @@ def test_a_duplicate_can_be_an_error(it):
 
 
 def test_a_joined_result_is_that_of_the_task_that_is_there(it):
-    """Whoever was second gets what the first one returns."""
     first = bring_about(it, "finished", "joined", "running")
     second = it.task("finished").delay("joined")
     (it.folder / "joined.open").touch()

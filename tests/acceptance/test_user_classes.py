@@ -47,13 +47,10 @@ NOT_YET = {"pydantic"} if CELERY < (5, 5) else set()
 
 
 class PlainTask(Task):
-    """What stands in for `RedlockTask` in the twin."""
-
     abstract = True
 
 
 def declare(app):
-    """Declare a task of every form, on our base, or on a plain one: by setting, and the twin."""
     mine = RedlockTask if app.conf["protected"] else PlainTask
     if app.conf["mutant"] and "STAGE" in os.environ:  # in a worker, and not in the test run itself
         task_base.protect = lambda *_: None
@@ -77,20 +74,17 @@ def declare(app):
 
 
 def note(what, *told):
-    """Record that a hook of the user's ran for the task of this moment."""
     request = current_task.request
     ours = {"id": request.id, "retries": request.retries}
     record(os.environ["EVENTS"], "hook", **ours, what=what, told=repr(told))
 
 
 def note_end(sender, task_id, state, retval, **_):
-    """Record that Celery is through with a task."""
     ours = {"id": task_id, "retries": sender.request.retries}
     record(os.environ["EVENTS"], "over", **ours, state=state, told=repr(retval))
 
 
 def work(name, way, request):
-    """Run, in one of several ways, and be seen doing so."""
     with body(os.environ["EVENTS"], f"{name} {way}", id=request.id, retries=request.retries):
         if way == "hold":
             go = Path(os.environ["EVENTS"]).with_name(f"go {name}")
@@ -103,18 +97,13 @@ def work(name, way, request):
 
 
 def task_of(app, mine, name, **options):
-    """Declare the plainest task there is, with the base *mine*."""
-
     @app.task(base=mine, name=name, shared=False, **options)
     def task(way):
         return work(name, way, current_task.request)
 
 
 class Call:
-    """A ``__call__`` that leads nowhere; no task by itself."""
-
     def __call__(self, *args, **kwargs):
-        """Run the body, and nothing else."""
         note("call", args, kwargs)
         return self.run(*args, **kwargs)
 
@@ -125,36 +114,29 @@ class DjangoLike(Task):
     abstract = True
 
     def delay_on_commit(self, *args, **kwargs):
-        """Publish at the end of a transaction."""
         return self.delay(*args, **kwargs)
 
     def apply_async(self, args=None, kwargs=None, **options):
-        """Add what this package wants to know."""
         options["headers"] = {**(options.get("headers") or {}), "tenant": "acme"}
         return super().apply_async(args, kwargs, **options)
 
     def __call__(self, *args, **kwargs):
-        """Run the body, and nothing else."""
         note("tenant", self.request.headers and self.request.headers.get("tenant"))
         return self.run(*args, **kwargs)
 
 
 @form
 def function(app, mine, name):
-    """Have nothing but the base."""
     task_of(app, mine, name)
 
 
 @form
 def default_base(app, mine, name):
-    """Have the base that the app gives to all."""
     task_of(app, None, name)
 
 
 @form
 def hooks(app, mine, name):
-    """Override every hook, and call none of those that were there."""
-
     class Hooks(mine):
         abstract = True
 
@@ -182,8 +164,6 @@ def hooks(app, mine, name):
 
 @form_that_ends_the_calls
 def call_without_super(app, mine, name):
-    """Have a ``__call__`` that runs the body by itself."""
-
     class Own(mine):
         abstract = True
 
@@ -199,8 +179,6 @@ def call_without_super(app, mine, name):
 
 @form
 def call_with_super(app, mine, name):
-    """Wrap the ``__call__`` that was there."""
-
     class Own(mine):
         abstract = True
 
@@ -216,37 +194,30 @@ def call_with_super(app, mine, name):
 
 @form_that_ends_the_calls
 def mixin_first(app, mine, name):
-    """Mix in what is no task."""
     task_of(app, type("Mixed", (Call, mine), {"abstract": True}), name)
 
 
 @form
 def mixin_last(app, mine, name):
-    """Mix in what is no task behind ours."""
     task_of(app, type("Mixed", (mine, Call), {"abstract": True}), name)
 
 
 def mixed(mine):
-    """Return a class of somebody else's base and, behind it, *mine*."""
     return type("Mixed", (DjangoLike, mine), {"abstract": True})
 
 
 @form_that_ends_the_calls
 def other_base_first(app, mine, name):
-    """Stand behind somebody else's base."""
     task_of(app, mixed(mine), name)
 
 
 @form
 def other_base_last(app, mine, name):
-    """Stand before somebody else's base."""
     task_of(app, type("Mixed", (mine, DjangoLike), {"abstract": True}), name)
 
 
 @form_that_ends_the_calls
 def subclass_of_subclass(app, mine, name):
-    """Call ``super()``, which calls nobody."""
-
     class Upper(mine):
         abstract = True
 
@@ -266,20 +237,16 @@ def subclass_of_subclass(app, mine, name):
 
 @form_that_ends_the_calls
 def assigned(app, mine, name):
-    """Get a ``__call__`` when the task is registered already."""
     task_of(app, mine, name)
     type(app.tasks[name]).__call__ = Call.__call__
 
 
 @form_that_ends_the_calls
 def annotated(app, mine, name):
-    """Get a ``__call__`` by Celery's ``task_annotations``."""
     task_of(app, mine, name)
 
 
 def around_call(_inner):
-    """Return what ``annotated`` gets."""
-
     def call(self, *args, **kwargs):
         note("annotated", args, kwargs)
         return self.run(*args, **kwargs)
@@ -319,15 +286,11 @@ def monitored(build):
 
 
 class Order(BaseModel):
-    """An argument of ``pydantic``."""
-
     way: str
 
 
 @form
 def pydantic(app, mine, name):
-    """Take a model."""
-
     @app.task(base=mine, name=name, shared=False, pydantic=True)
     def task(order: Order):
         return work(name, order.way, current_task.request)
@@ -335,14 +298,11 @@ def pydantic(app, mine, name):
 
 @form
 def untyped(app, mine, name):
-    """Have its arguments unchecked when it is published."""
     task_of(app, mine, name, typing=False)
 
 
 @form
 def bound(app, mine, name):
-    """Be given itself."""
-
     @app.task(base=mine, name=name, shared=False, bind=True)
     def task(self, way):
         return work(name, way, self.request)
@@ -350,14 +310,11 @@ def bound(app, mine, name):
 
 @form
 def ignoring_results(app, mine, name):
-    """Store no result."""
     task_of(app, mine, name, ignore_result=True)
 
 
 @form
 def autoretry(app, mine, name):
-    """Fail at first, and be retried for it."""
-
     @app.task(
         base=mine,
         name=name,
@@ -376,22 +333,18 @@ def autoretry(app, mine, name):
 
 @form
 def registered(app, mine, name):
-    """Be a class that is registered by itself."""
     run = lambda self, way: work(name, way, self.request)  # noqa: E731  the body of a class
     app.register_task(type("Work", (mine,), {"name": name, "run": run})())
 
 
 @form_that_ends_the_calls
 def registered_with_call(app, mine, name):
-    """Be a class of its own with its own ``__call__``."""
     run = lambda self, way: work(name, way, self.request)  # noqa: E731  the body of a class
     app.register_task(type("Work", (Call, mine), {"name": name, "run": run})())
 
 
 @form_that_ends_the_calls
 def without_run(app, mine, name):
-    """Be a class that has a ``__call__`` in place of ``run``."""
-
     class Work(mine):
         def __call__(self, way):
             return work(name, way, self.request)
@@ -401,8 +354,6 @@ def without_run(app, mine, name):
 
 
 def publishing(mine):
-    """Return a class that overrides what publishes it, and what makes another of it."""
-
     class Publishing(mine):
         abstract = True
 
@@ -428,7 +379,6 @@ def publishing(mine):
 
 @form
 def publishing_its_own_way(app, mine, name):
-    """Override what publishes it."""
     task_of(app, publishing(mine), name)
 
 
@@ -438,7 +388,6 @@ def publishing_its_own_way(app, mine, name):
 def set_up(
     folder, *, protected=True, setting=None, mutant=False, default="app.Task", own_request=False
 ):
-    """Return a stage for the tasks above."""
     has_nodes = protected or setting is not None
     return stage(
         __file__,
@@ -456,7 +405,6 @@ def set_up(
 
 @pytest.fixture(scope="module")
 def protected(tmp_path_factory):
-    """A stage whose tasks have our base."""
     with set_up(tmp_path_factory.mktemp("protected")) as it:
         it.worker(concurrency=3)
         yield it
@@ -464,7 +412,6 @@ def protected(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def by_setting(tmp_path_factory):
-    """A stage whose tasks have a plain base, and are protected by a setting."""
     folder = tmp_path_factory.mktemp("by_setting")
     with set_up(folder, protected=False, setting={"*": {}}) as it:
         it.worker(concurrency=3)
@@ -501,7 +448,6 @@ declared_in(file)(app)
 
 @pytest.fixture(scope="module")
 def with_task_cls(tmp_path_factory):
-    """A stage whose worker has an app with ``task_cls``."""
     folder = tmp_path_factory.mktemp("task_cls")
     (folder / "shop.py").write_text(SHOP)
     with set_up(folder, default="task_cls") as it:
@@ -511,15 +457,12 @@ def with_task_cls(tmp_path_factory):
 
 
 def publish(it, name, way):
-    """Publish the task *name* as its users do, and return its result."""
     task = it.task(name)
     argument = {"way": way} if name == "pydantic" else way
     return getattr(task, "delay_on_commit", task.delay)(argument)
 
 
 def trail(it, task_id):
-    """Wait until Celery is through with a task; returns what happened, try by try, in order."""
-
     def events():
         # A retry may begin before the try before it is over.
         found = [event for event in read(it.events) if event.get("id") == task_id]
@@ -535,7 +478,6 @@ def trail(it, task_id):
 
 
 def overlap(it, name):
-    """Let two tasks of one name hold until both have been at it; return how they overlapped."""
     first = publish(it, name, "hold")
     it.started(f"{name} hold")
     second = publish(it, name, "hold")
@@ -547,12 +489,10 @@ def overlap(it, name):
 
 
 def let_go(it, name):
-    """End the bodies that hold, and all that come after them."""
     it.events.with_name(f"go {name}").touch()
 
 
 def assert_alone(it, name):
-    """Make sure that of two tasks of one name the second does not get in, and the third does."""
     first = publish(it, name, "hold")
     it.started(f"{name} hold")
     assert it.keys(f"redlock:lock:{name}:*")
@@ -576,13 +516,11 @@ def assert_alone(it, name):
 
 @pytest.mark.parametrize("name", [name for name in FORMS if name not in NOT_YET])
 def test_two_tasks_of_one_name_do_not_overlap(protected, name):
-    """In whatever form: the second is skipped, and the lock is free once the first has ended."""
     assert_alone(protected, name)
 
 
 @pytest.mark.parametrize("name", [name for name in FORMS if name not in NOT_YET])
 def test_a_setting_protects_them_as_our_base_does(by_setting, name):
-    """In whatever form; the twin is the one without our base."""
     assert_alone(by_setting, name)
 
 
@@ -600,7 +538,6 @@ def test_without_the_lock_around_their_call_they_overlap(mutant, name):
 
 @pytest.mark.parametrize("name", ["default_base", "call_without_super", "registered"])
 def test_an_app_with_task_cls_is_protected(with_task_cls, name):
-    """``Celery(task_cls="celery_redlock:RedlockTask")`` is every task's base."""
     assert_alone(with_task_cls, name)
 
 
@@ -608,7 +545,6 @@ def test_an_app_with_task_cls_is_protected(with_task_cls, name):
 @pytest.mark.parametrize("policy", ["retry", "reschedule"])
 @pytest.mark.parametrize("kind", ["publishing", "mixed"])
 def test_a_policy_gets_along_with_what_users_override(request, by, kind, policy):
-    """What comes again later comes through their methods, is not lost, and does not overlap."""
     protected = request.getfixturevalue(by)
     name = f"{kind}_{policy}"
     first = publish(protected, name, "hold")
@@ -632,7 +568,6 @@ def test_a_policy_gets_along_with_what_users_override(request, by, kind, policy)
 @pytest.mark.parametrize("way", ["return", "fail", "retry"])
 @pytest.mark.parametrize("name", [name for name in FORMS if name not in NOT_YET])
 def test_what_users_wrote_is_called_as_ever(protected, plain, name, way):
-    """Hooks, ``__call__`` and body: the same, with the same arguments, in the same order."""
     results = [publish(it, name, way) for it in (plain, protected)]
     expected, found = (trail(it, r.id) for it, r in zip((plain, protected), results, strict=True))
     assert found == expected
@@ -643,7 +578,6 @@ def test_what_users_wrote_is_called_as_ever(protected, plain, name, way):
 
 
 def test_a_worker_does_not_start_with_a_request_that_releases_nothing(tmp_path):
-    """Its last words name the task, the class and what to do."""
     with (
         set_up(tmp_path, own_request=True) as it,
         pytest.raises(AssertionError, match=r"own_request: Own\.Request.*derive it from"),

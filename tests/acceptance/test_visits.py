@@ -34,7 +34,6 @@ COMMANDS = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_connects_to_each_node_as_often_as_it_must(line, redis_nodes, command):
-    """All that a question asks of a node, however much, it asks over one connection."""
     words, expected = COMMANDS[command]
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)

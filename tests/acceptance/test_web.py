@@ -28,11 +28,12 @@ from celery_redlock.reading.nodes import node_statuses
 from celery_redlock.reading.search import SHOWN, Search
 from support.browser import browser, find_chromium
 from support.events import body, read
+from support.machine import found
 from support.stage import stage
+from support.stored import clients_of
 from support.waiting import eventually
 from support.worker import SUPPORT, CeleryProcess
 
-IN_CI = os.environ.get("CI") == "true"
 TOKEN = "correct horse battery"
 #: Longer than any test takes, so that what is planted stays.
 MAX_TTL = 900.0
@@ -41,8 +42,6 @@ TTL = 120.0
 
 
 def declare(app):
-    """Declare the tasks of a shop."""
-
     # That lease is to be lost, and its holder to learn it at the next renewal.
     @app.task(base=RedlockTask, name="orders.lose", lock_key="bill:{invoice}", lock_ttl=9.0)
     def lose(invoice, seconds):
@@ -61,7 +60,6 @@ def declare(app):
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory):
-    """A shop with a worker, whose nodes are in every state."""
     folder = tmp_path_factory.mktemp("web")
     rules = {"redlock_ttl": TTL, "redlock_max_ttl": MAX_TTL, "redlock_node_timeout": 1.0}
     with stage(__file__, folder, **rules) as it:
@@ -79,14 +77,12 @@ def shop(tmp_path_factory):
 
 
 def states(it):
-    """Return how each node of a stage is."""
     rules = plugin_for(it.app).settings.rules
     return [node.state for node in node_statuses(it.conf["redlock_nodes"], rules)]
 
 
 @contextlib.contextmanager
 def web(it, *options, **env):
-    """Serve the page of a stage; yields its process and its address."""
     environment = {"STAGE": json.dumps([__file__, it.conf]), **env}
     command = ["redlock", "web", "--port", "0", *options]
     with CeleryProcess("support.stage", command, ready="Serving on", env=environment) as process:
@@ -96,20 +92,13 @@ def web(it, *options, **env):
 
 @pytest.fixture(scope="module")
 def page(shop):
-    """Address of a page on which locks can be released."""
     with web(shop, REDLOCK_WEB_TOKEN=TOKEN) as (_, address):
         yield address
 
 
 @pytest.fixture(scope="module")
 def chromium():
-    """Chromium and its driver; without them a test is skipped at home and fails in CI."""
-    try:
-        return find_chromium()
-    except RuntimeError as failure:
-        if IN_CI:
-            raise
-        pytest.skip(str(failure))
+    return found(find_chromium)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +120,6 @@ def window(shared_window):
 
 @contextlib.contextmanager
 def billed(shop, invoice, task="orders.bill"):
-    """Have a worker hold a lock for the body of a ``with``, or until it is taken away."""
     result = shop.task(task).delay(invoice, 280.0)
     shop.started(f"bill:{invoice}")
     try:
@@ -142,7 +130,6 @@ def billed(shop, invoice, task="orders.bill"):
 
 
 def error_in(shop, invoice):
-    """Return what ended the task's body; None if nothing has."""
     return next(
         (end.get("error") for end in read(shop.events, "end") if end["name"] == f"bill:{invoice}"),
         None,
@@ -150,14 +137,12 @@ def error_in(shop, invoice):
 
 
 def skip_one(shop, invoice):
-    """Have a task skipped, and return its id."""
     result = shop.task("orders.bill").delay(invoice, 0.0)
     result.get(timeout=100)
     return result.id
 
 
 def has(window, selector, *texts):
-    """Wait until the page shows all *texts* below an element."""
     eventually(
         lambda: all(text in window.text(selector) for text in texts),
         f"{texts} in {selector}",
@@ -167,7 +152,6 @@ def has(window, selector, *texts):
 
 
 def has_not(window, selector, *texts):
-    """Wait until the page shows none of *texts* below an element."""
     eventually(
         lambda: (text := window.text(selector)) and not any(it in text for it in texts),
         f"{selector} without {texts}",
@@ -177,7 +161,6 @@ def has_not(window, selector, *texts):
 
 
 def get(address, **headers):
-    """Return status, headers and text of an answer."""
     asked = urllib.request.Request(
         address, headers={k.replace("_", "-"): v for k, v in headers.items()}
     )
@@ -193,7 +176,6 @@ def get(address, **headers):
 
 
 def test_everything_planted_is_shown(shop, page, window):
-    """Nodes in each state, the lock of a worker, a leaked key, a skipped task, hold times."""
     with billed(shop, "planted and released"):  # which has a hold time, whatever ran before
         pass
     with billed(shop, "planted") as holder:
@@ -246,7 +228,6 @@ def test_a_new_lock_comes_and_goes_by_itself(shop, page, window):
 
 
 def test_a_search_narrows_as_one_types(shop, page, window):
-    """By task id: lock, holder and refusals together; the address follows, so it can be shared."""
     with billed(shop, "searched") as holder, shop.held("another"):
         skipped = skip_one(shop, "searched")
         window.open(page)
@@ -300,7 +281,6 @@ def test_without_scripts_the_page_works(shop, page, window):
 
 
 def test_a_hidden_page_rests(shop, page, window):
-    """It says so, and is current again as soon as somebody looks."""
     hide = "Object.defineProperty(document, 'hidden', {value: arguments[0], configurable: true});"
     tell = "document.dispatchEvent(new Event('visibilitychange'))"
     window.open(page)
@@ -313,7 +293,6 @@ def test_a_hidden_page_rests(shop, page, window):
 
 
 def test_a_name_that_would_be_a_script_is_a_name(shop, page, window):
-    """In the page, in what comes by itself, and on the way to a release."""
     name = "</bdi><script>document.title='taken'</script><img src=x onerror=document.title='taken'>"
     window.open(page)
     with shop.held(name):
@@ -338,7 +317,6 @@ WIDTHS = (390, 768, 1280)
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_page_fits_the_screen(shop, page, window, width):
-    """Nothing is off-screen, whatever its name; light or dark as the user likes it."""
     backgrounds = set()
     with shop.held("wide " + "w" * 90):
         for scheme in ("light", "dark"):
@@ -428,7 +406,6 @@ def test_a_page_that_keeps_people_out_is_seen(page, window, axe):
 
 
 def breaches(window, axe):
-    """Return the rules of axe that the page breaks."""
     window.driver.execute_cdp_cmd("Runtime.evaluate", {"expression": axe})
     return window.driver.execute_async_script(
         "axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'best-practice']})"
@@ -437,7 +414,6 @@ def breaches(window, axe):
 
 
 def test_the_keyboard_is_enough(page, window):
-    """A slash searches, the first stop skips to the content, and headings stay in sight."""
     window.resize(390, 700)
     window.open(page)
     body = window.find("body")
@@ -472,7 +448,6 @@ def test_what_is_read_by_keyboard_stays_in_focus(page, window):
 
 
 def test_a_lock_is_released_and_its_holder_learns_it(shop, page, window):
-    """Two steps; a wrong token releases nothing; the task is told, and the page tells of it."""
     with billed(shop, "taken", "orders.lose") as holder:
         window.open(f"{page}?q=bill:taken")
         window.find("a.release")  # is waited for
@@ -497,7 +472,6 @@ def test_a_lock_is_released_and_its_holder_learns_it(shop, page, window):
 
 
 def test_a_lock_that_changed_hands_stays(shop, page, window):
-    """What is sent names the holder that was shown; the new one is named, and keeps its lock."""
     with shop.held("changes hands"):
         window.open(f"{page}?q=changes")
         window.find("a.release")  # is waited for
@@ -511,7 +485,6 @@ def test_a_lock_that_changed_hands_stays(shop, page, window):
 
 
 def test_without_a_token_the_page_only_shows(shop, window):
-    """No link, no form, and it says what to set; when it ends, an open page says it is old."""
     with web(shop) as (process, address), shop.held("kept"):
         assert "Read only" in process.log()
         window.open(address)
@@ -529,7 +502,6 @@ def test_without_a_token_the_page_only_shows(shop, window):
 
 
 def test_behind_the_token_the_page_keeps_itself_current(shop, window):
-    """Also for who has the token in the address."""
     with web(shop, "--allow-host", "locks.example.com", REDLOCK_WEB_TOKEN=TOKEN) as (_, address):
         window.open(address.replace("//", f"//anybody:{quote(TOKEN)}@"))
         has(window, "h1", "Why did my task not run?")
@@ -543,7 +515,6 @@ def test_behind_the_token_the_page_keeps_itself_current(shop, window):
 
 
 def test_the_server_says_nothing_of_itself_and_knows_its_names(page):
-    """Headers are there on the wire; a foreign name gets nothing."""
     status, headers, text = get(page)
     assert status == 200
     assert "default-src 'none'" in headers["Content-Security-Policy"]
@@ -556,7 +527,6 @@ def test_the_server_says_nothing_of_itself_and_knows_its_names(page):
 
 
 def test_a_release_is_logged_without_the_token(shop):
-    """Done and refused ones, each with its lock, in one line."""
     with web(shop, REDLOCK_WEB_TOKEN=TOKEN) as (process, address):
         data = f"name=x&seen=00000000&token={TOKEN}".encode()
         with pytest.raises(urllib.error.HTTPError) as refused:
@@ -576,7 +546,6 @@ def test_a_release_is_logged_without_the_token(shop):
     ],
 )
 def test_it_does_not_start_where_it_must_not(shop, tmp_path, options, told):
-    """Beyond loopback without a token; a clean error, and exit code 2."""
     done = command(shop, tmp_path, *options)
     assert done.returncode == 2
     assert told in done.stderr
@@ -584,7 +553,6 @@ def test_it_does_not_start_where_it_must_not(shop, tmp_path, options, told):
 
 
 def test_help_has_examples(shop, tmp_path):
-    """It tells of the token, too."""
     done = command(shop, tmp_path, "--help")
     assert done.returncode == 0
     assert "celery -A shop redlock web" in done.stdout
@@ -592,7 +560,6 @@ def test_help_has_examples(shop, tmp_path):
 
 
 def test_a_port_that_is_taken_is_a_clean_error(shop, tmp_path):
-    """It names the port."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -603,7 +570,6 @@ def test_a_port_that_is_taken_is_a_clean_error(shop, tmp_path):
 
 
 def command(shop, folder, *options):
-    """Run ``redlock web`` to its end."""
     environment = {
         **os.environ,
         "STAGE": json.dumps([__file__, shop.conf]),
@@ -621,14 +587,12 @@ def command(shop, folder, *options):
 
 @pytest.fixture
 def reader(five_nodes, request):
-    """What reads for pages, on nodes of a test's own."""
     it = Reader([node.url for node in five_nodes], RULES)
     yield it
     it.close()
 
 
 def test_many_pages_cost_the_nodes_one_reading(reader, five_nodes, monkeypatch):
-    """Twenty pages while a reading is fresh make a node answer no more than one or two do."""
     reader.page(Search())
     each = per_reading(reader, five_nodes[0])
     monkeypatch.setattr("celery_redlock.ops.web.reader.FRESH", 600.0)  # a second is soon over
@@ -640,20 +604,17 @@ def test_many_pages_cost_the_nodes_one_reading(reader, five_nodes, monkeypatch):
 
 
 def commands(node):
-    """Return how many commands a node has served."""
     with redis.Redis.from_url(node.url) as client:
         return client.info("stats")["total_commands_processed"]
 
 
 def per_reading(reader, node):
-    """Return how many commands one reading costs a node, about."""
     before = commands(node)
     eventually(lambda: reader.page(Search()) and commands(node) > before + 10, "a new reading")
     return commands(node) - before
 
 
 def test_of_many_locks_some_are_shown_and_a_name_is_found(reader, five_nodes):
-    """Of a thousand locks, with how many more there are."""
     value = b"0123456789abcdef0123456789abcdef01234567" + b'{"task": "t"}'
     for node in five_nodes:
         with redis.Redis.from_url(node.url) as client, client.pipeline() as pipe:
@@ -686,7 +647,6 @@ def test_nodes_that_hang_are_named_with_the_locks(redis_nodes):
 
 
 def test_nodes_that_hang_do_not_hang_a_page(redis_nodes):
-    """Two of five are stopped: the page is there all the same, and says which are down."""
     nodes = redis_nodes(5)
     reader = Reader([node.url for node in nodes], RULES)
     try:
@@ -701,10 +661,8 @@ def test_nodes_that_hang_do_not_hang_a_page(redis_nodes):
 
 
 def test_a_search_that_finds_nothing_ends_in_time(reader, five_nodes, monkeypatch):
-    """Among keys that are no locks, too; that not all were looked at is said."""
-    for node in five_nodes:
-        with redis.Redis.from_url(node.url) as client:
-            client.mset({f"other:{i}": b"" for i in range(20_000)})
+    for client in clients_of(five_nodes):
+        client.mset({f"other:{i}": b"" for i in range(20_000)})
     monkeypatch.setattr("celery_redlock.ops.web.reader.LONGEST", 0.0)
     before = commands(five_nodes[0])
     found = reader._find(Search("nothing"))

@@ -88,35 +88,27 @@ STAGES = {
 
 
 class Noted(Task):
-    """Notes every delivery before a lock is asked for."""
-
     abstract = True
 
     def before_start(self, task_id, args, kwargs):
-        """Note it."""
         record(os.environ["EVENTS"], "attempt", name=lock_of(self, args, kwargs))
 
 
 def lock_of(_task, args, kwargs):
-    """Return the lock name of a call: the name of its workflow, and its own in there."""
     return f"{kwargs['flow']} {args[-1]}"
 
 
 def made_of(values, label):
-    """Return the value of the task *label* that was given *values*."""
     return ">".join([*map(shown, values), label])
 
 
 def shown(value):
-    """Return *value* as text."""
     if isinstance(value, (list, tuple)):
         return f"[{','.join(map(shown, value))}]"
     return "~" if isinstance(value, dict) and "skipped" in value else str(value)
 
 
 def declare(app):
-    """Declare a task for each policy, and those around it."""
-
     def work(self, *args, flow, seconds=0.0):
         *values, label = args
         with body(os.environ["EVENTS"], f"{flow} {label}", stamps=self.request.stamps):
@@ -209,7 +201,6 @@ class Flow:
         self.app, self.name, self.policy = app, name, policy
 
     def s(self, label):
-        """Return a simple step."""
         return self.app.tasks["step"].s(label, flow=self.name)
 
     def m(self, label="m", **more):
@@ -217,11 +208,9 @@ class Flow:
         return self.app.tasks[self.policy].s(label, flow=self.name, **more)
 
     def becomes_m(self):
-        """Return a task that replaces itself with one that is to be refused."""
         return self.app.tasks["become"].s(instead=dict(self.m()))
 
     def broken(self):
-        """Return a task that fails."""
         return self.app.tasks["broken"].si()
 
     def caught(self):
@@ -257,8 +246,6 @@ class Shape(NamedTuple):
 
 
 def stamped(canvas):
-    """Return *canvas* with a stamp on every task."""
-
     class Stamps(StampingVisitor):
         def on_signature(self, sig, **headers):
             return {"tenant": "acme"}
@@ -267,7 +254,6 @@ def stamped(canvas):
     return canvas
 
 
-ALWAYS = ("ran", "passed", "stopped", "failed")
 SINGLE = {
     "alone": Shape(lambda f: f.m(), "M", "!"),
     "link": Shape(
@@ -665,7 +651,6 @@ class Outcome(NamedTuple):
 
 
 def expected(shape, becomes):
-    """Return the `Outcome` of *shape* for what *becomes* of the refused task."""
     ends = {
         "ran": filled(shape.done, made_of([shape.given] if shape.given else [], "m"), "n"),
         "passed": filled(shape.done, "~", "~"),
@@ -682,19 +667,16 @@ def expected(shape, becomes):
 
 
 def filled(ends, m, n):
-    """Return *ends* with the values of the refused tasks put in."""
     if isinstance(ends, str):
         return ends.replace("M", m).replace("N", n)
     return type(ends)(filled(end, m, n) for end in ends)
 
 
 def leaves(ends):
-    """Return how each single result ended."""
     return [ends] if isinstance(ends, str) else [leaf for end in ends for leaf in leaves(end)]
 
 
 def last_of(ends):
-    """Return what whoever waits for the last result gets."""
     if isinstance(ends, list):
         return last_of(ends[-1])
     if isinstance(ends, tuple):
@@ -721,11 +703,9 @@ class Play:
         self._events = {}
 
     def publish(self, name, policy, make):
-        """Publish a workflow."""
         self.results[name] = make(Flow(self.it.app, name, policy)).apply_async()
 
     def wait_until_ready(self, names):
-        """Wait until every result of the workflows *names* is ready."""
         ids = {name: ids_in(self.results[name]) for name in names}
 
         def left():
@@ -736,8 +716,6 @@ class Play:
         wait_for_all("end of results", left)
 
     def wait_until_refused(self, names):
-        """Wait until the refused tasks of the workflows *names* have come again."""
-
         def left():
             attempts = Counter(event["name"] for event in read(self.it.events, "attempt"))
             return {name for name in names if attempts[f"{name} m"] < 2}
@@ -745,7 +723,6 @@ class Play:
         wait_for_all("second attempts", left)
 
     def wait_until_nothing_moves(self):
-        """Wait until no message is anywhere, and no worker is at work."""
         self.it.wait_until_quiet()
         inspect = self.it.app.control.inspect(timeout=1)
         eventually(lambda: not any((inspect.active() or {"nobody": 1}).values()), "idle worker")
@@ -765,7 +742,6 @@ class Play:
         return metas
 
     def outcome(self, name, patience=60.0):
-        """Return how the workflow *name* has ended."""
         result = self.results[name]
         mine = self._events.get(name, [])
         started = Counter(e["name"].rpartition(" ")[2] for e in mine if e["kind"] == "start")
@@ -780,7 +756,6 @@ class Play:
         )
 
     def ends_of(self, name, result, metas):
-        """Return how all results of a workflow ended, in its form."""
         ends = []
         while result is not None:
             if isinstance(result, GroupResult):
@@ -791,7 +766,6 @@ class Play:
         return ends if len(ends) > 1 else ends[0]
 
     def end_of(self, name, meta):
-        """Return how a single result ended; a skip and a failure must be those of the policy."""
         status, value = meta.get("status"), meta.get("result")
         if status == "SUCCESS":
             if isinstance(value, dict) and value["skipped"] != self.cause:
@@ -803,7 +777,6 @@ class Play:
         return "x" if status == "REVOKED" else status or "PENDING"
 
     def got(self, result, patience):
-        """Return what ``get()`` gives to whoever waits for the end of a workflow."""
         try:
             return shown(result.get(timeout=patience))
         except NotReadyError:
@@ -812,14 +785,12 @@ class Play:
             return self.error(type(error).__name__)
 
     def error(self, kind):
-        """Return an error in one character."""
         own = {"conflict": "LockTaken", "unavailable": "QuorumUnavailable"}[self.cause]
         known = {own: "!", "ChordError": "#", "TaskRevokedError": "x", "ValueError": "?"}
         return known.get(kind, kind)
 
 
 def wait_for_all(what, left):
-    """Wait until nothing is *left*, or tell what is."""
     missing = set()
 
     def none_left():
@@ -925,7 +896,6 @@ TWINS = [
 
 @pytest.fixture(scope="module")
 def conflict(tmp_path_factory):
-    """Every policy, and the naive ones, while somebody else holds the locks."""
     twins = {(shape, policy) for policy, shape, *_ in TWINS}
     with conflicts(tmp_path_factory.mktemp("conflict"), "conflict", twins) as play:
         yield play
@@ -933,7 +903,6 @@ def conflict(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def outage(tmp_path_factory):
-    """Every policy while no quorum can decide."""
     with without_quorum(tmp_path_factory.mktemp("outage")) as play:
         yield play
 
@@ -948,7 +917,6 @@ def polled(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def by_setting(tmp_path_factory):
-    """Tasks on a base of somebody else's."""
     folder = tmp_path_factory.mktemp("by_setting")
     with conflicts(folder, "by_setting", by_setting=True) as play:
         yield play
@@ -956,7 +924,6 @@ def by_setting(tmp_path_factory):
 
 @pytest.fixture
 def play(request):
-    """Take one of the stages above, by its name."""
     return request.getfixturevalue(request.param)
 
 
@@ -973,7 +940,6 @@ on_a_conflict = pytest.mark.parametrize("play", ["conflict"], indirect=True)
     indirect=["play"],
 )
 def test_every_workflow_ends_as_its_policy_says(play, request, policy, shape):
-    """Every result is ready, with the right value or error, and every body ran as often as due."""
     becomes = STAGES[request.node.callspec.params["play"]][policy]
     assert play.outcome(f"{shape} {policy}") == expected(SHAPES[shape], becomes)
 
@@ -992,7 +958,6 @@ def test_a_naive_policy_is_found_out(play, policy, shape, which, found):
 
 @on_every_stage
 def test_refused_tasks_ran_when_they_were_allowed_to(play):
-    """No body of theirs began while its lock was held, or while no quorum could decide."""
     began = [e for e in read(play.it.events, "start") if e["name"].rpartition(" ")[2] in ("m", "n")]
     early = [e["name"] for e in began if e["at"] < play.released]
     assert not [name for name in early if not re.search("run_unlocked|naive", name)]
@@ -1002,7 +967,6 @@ def test_refused_tasks_ran_when_they_were_allowed_to(play):
 
 @on_every_stage
 def test_nothing_is_left_behind(play):
-    """No message goes round, no lock is held, and no key stays for ever."""
     play.it.wait_until_quiet()
     assert play.it.keys("redlock:lock:*") == set()
     with redis.Redis.from_url(play.it.broker.url) as client:
@@ -1012,7 +976,6 @@ def test_nothing_is_left_behind(play):
 
 @on_a_conflict
 def test_stamps_come_along_however_often_a_task_was_put_off(play):
-    """The body of a task that came again finds the stamps that were put on it."""
     for policy in ("retry", "reschedule"):
         (ran,) = [e for e in read(play.it.events, "start") if e["name"] == f"stamped {policy} m"]
         assert ran["stamps"] == {"tenant": "acme"}
@@ -1044,8 +1007,6 @@ def test_whoever_waits_already_is_told(play, policy, shape):
 
 @on_a_conflict
 def test_a_chord_of_equal_members_ends_by_every_policy(play):
-    """No two of them run at once, each ends as its policy says, and the body counts each once."""
-
     def make(flow):
         return chord([flow.m(seconds=0.5) for _ in range(4)], flow.s("z"))
 

@@ -27,17 +27,14 @@ GATED = "bill"
 
 
 def is_with_companion() -> bool:
-    """Return whether this process is to have the companion."""
     return "COMPANION" in os.environ
 
 
 def gate() -> Path:
-    """Return the file for which the first body waits."""
     return Path(os.environ["EVENTS"]).with_name("open")
 
 
 def declare(app: Any) -> None:
-    """Declare one task for each thing that may become of one."""
     ours = {"base": RedlockTask, "bind": True, "shared": False}
 
     @app.task(name=GATED, lock_key="{invoice}", unique_until="finished", unique_for=60.0, **ours)

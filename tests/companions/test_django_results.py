@@ -18,7 +18,6 @@ SETTINGS = "companions.django_settings"
 
 
 def declare(app):
-    """Declare the tasks, with results in Django."""
     if shop.is_with_companion():
         import django
 
@@ -28,7 +27,6 @@ def declare(app):
 
 
 def test_a_day_with_results_in_django(tmp_path):
-    """Each result is there, once, with the state that Celery would have stored."""
     database = str(tmp_path / "results.sqlite")
     known = {"DJANGO_SETTINGS_MODULE": SETTINGS, "DATABASE": database}
     in_django(known, "from django.core.management import call_command; call_command('migrate')")
@@ -47,7 +45,6 @@ def test_a_day_with_results_in_django(tmp_path):
 
 
 def in_django(known, source):
-    """Return what a script says that runs in a Django of *known* environment."""
     path = os.pathsep.join([str(shop.TESTS), os.environ.get("PYTHONPATH", "")])
     source = f"import django; django.setup()\n{source}"
     return subprocess.run(

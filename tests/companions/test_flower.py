@@ -19,24 +19,20 @@ pytestmark = pytest.mark.skipif(find_spec("flower") is None, reason="not install
 
 
 def declare(app):
-    """Declare the tasks."""
     shop.declare(app)
 
 
 def flower(it, port):
-    """Return Flower, which knows the workers of a stage by their broker."""
     command = ["--broker", it.broker.url, "flower", "--address=127.0.0.1", f"--port={port}"]
     known = {"FLOWER_UNAUTHENTICATED_API": "yes"}
     return CeleryProcess("support.stage", command, ready="Visit me at", env={**env_of(it), **known})
 
 
 def env_of(it):
-    """Return what makes `support.stage` an app."""
     return {"EVENTS": str(it.events), "STAGE": json.dumps([it._file, it.conf])}
 
 
 def test_a_day_under_flower(tmp_path):
-    """Each task with its name and what became of it, and the worker that runs them."""
     (port,) = free_ports(1)
 
     def ask(what):

@@ -19,14 +19,12 @@ pytestmark = pytest.mark.skipif(
 
 
 def declare(app):
-    """Declare the tasks in an instrumented Celery."""
     if shop.is_with_companion():
         begin()
     shop.declare(app)
 
 
 def begin():
-    """Instrument Celery; spans go into a file."""
     from opentelemetry import trace
     from opentelemetry.instrumentation.celery import CeleryInstrumentor
     from opentelemetry.sdk.trace import TracerProvider
@@ -37,8 +35,6 @@ def begin():
     )
 
     class File(SpanExporter):
-        """Writes a line per span."""
-
         def export(self, spans):
             with Path(os.environ["EVENTS"]).with_name("spans.jsonl").open("a") as file:
                 for span in spans:
@@ -52,7 +48,6 @@ def begin():
 
 
 def test_a_day_with_opentelemetry(tmp_path):
-    """Each run is in the trace of its publish; what was skipped or retried is no error."""
     with stage(__file__, tmp_path, nodes=3) as it:
         it.worker(env={"COMPANION": "yes"})
         found = shop.spend_a_day(it)

@@ -24,14 +24,11 @@ def declare(app):
 
 
 def begin(**options):
-    """Begin the SDK with *options* of its Celery integration; what it would send goes to a file."""
     import sentry_sdk
     from sentry_sdk.integrations.celery import CeleryIntegration
     from sentry_sdk.transport import Transport
 
     class File(Transport):
-        """Writes a line per error and per transaction."""
-
         def capture_envelope(self, envelope):
             told = [item.payload.json for item in envelope.items if item.payload.json]
             with Path(os.environ["EVENTS"]).with_name("sent.jsonl").open("a") as file:
@@ -46,7 +43,6 @@ def begin(**options):
 
 
 def test_a_day_with_sentry(tmp_path):
-    """Errors of bodies are told, once each; a retry and a skip are none; traces go through."""
     with stage(__file__, tmp_path, nodes=3) as it:
         it.worker(env={"COMPANION": "yes"})
         found = shop.spend_a_day(it)

@@ -26,7 +26,6 @@ pytestmark = [
 
 
 def declare(app):
-    """Declare a task that beat publishes every minute, and once at its start."""
     if "STAGE" in os.environ:
         begin(monitor_beat_tasks=True)
 
@@ -49,7 +48,6 @@ def check_ins(folder):
 
 @pytest.fixture
 def it(tmp_path):
-    """A stage with a worker."""
     with stage(__file__, tmp_path, nodes=3, redlock_beat_name="stage") as it:
         it.folder = tmp_path
         it.worker()
@@ -65,7 +63,6 @@ def test_a_slot_that_is_published_ends_its_check_in(it):
 
 
 def test_a_slot_that_is_skipped_begins_none(it):
-    """The run of an earlier slot has the lock."""
     locks = it.locks()
     info = {"task": "nightly", "task_id": "earlier", **Slot("nightly", time.time() - 60).info}
     held = locks.take(LockRequest("nightly", locks.rules.max_ttl, 60.0, info=info))

@@ -134,14 +134,12 @@ STORIES = st.integers(1, 16).flatmap(lambda steps: st.lists(STEPS, min_size=step
 
 @pytest.fixture
 def client(contract_node):
-    """A client of an empty server, of each kind in turn."""
     with redis.Redis.from_url(contract_node.url) as client:
         yield client
 
 
 @pytest.fixture
 def both(client):
-    """A server of each kind in turn, and a node in memory."""
     return Both(client)
 
 
@@ -157,7 +155,6 @@ def test_the_commands_are_those_that_the_scripts_call():
 
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_commands_do_the_same_alone_and_in_scripts(contract_node, protocol):
-    """Random commands are answered alike, in RESP2 and RESP3, and leave the same behind."""
     with redis.Redis.from_url(contract_node.url, protocol=protocol) as client:
 
         @settings(max_examples=SEQUENCES // 2)
@@ -198,7 +195,6 @@ def test_a_command_that_only_says_that_it_did_is_found_out(both, name):
 
 
 def test_time_is_two_strings(both):
-    """Seconds and microseconds, not filled up with zeros."""
     both.run(b"local t = redis.call('TIME') return {#t, type(t[1]), type(t[2])}", [])
     assert both.answer == [2, b"string", b"string"]
     node = NodeModel(0, lambda: 12.000034)
@@ -227,7 +223,6 @@ def test_a_script_sees_one_moment_only():
 
 
 def test_what_info_says_of_copies(both):
-    """The lines that the scripts read are there, and no other of that name before them."""
     both.run(
         b"""
         local told = redis.call('INFO', 'replication')
@@ -267,7 +262,6 @@ VALUES_IN_LUA = [
 
 @pytest.mark.parametrize("source", VALUES_IN_LUA)
 def test_values_cross_alike(both, source):
-    """From Redis to Lua and back: numbers are cut off, false is nil, an array ends at a nil."""
     both.tell(b"SET", b"text", b"x")
     both.run(source.encode(), [b"k", b"l"], b"x\r\n\x00\xff", b"2")
     both.compare()
@@ -290,7 +284,6 @@ FAILING = [
 
 @pytest.mark.parametrize("source", FAILING)
 def test_what_fails_in_a_script_ends_it_alike(both, source):
-    """What it has written stays, the error is the same, and the next script is not harmed."""
     both.tell(b"SET", b"text", b"x")
     both.run(source.encode(), [b"k"], b"v")
     both.compare()
@@ -298,7 +291,6 @@ def test_what_fails_in_a_script_ends_it_alike(both, source):
 
 
 def test_a_script_that_nobody_has_told_is_not_there(both):
-    """Until somebody does; a server that is started again has forgotten all."""
     (digest,) = {both.client.script_load("return 5").encode()}
     both.tell(b"SCRIPT", b"FLUSH")
     both.tell(b"EVALSHA", digest, b"0")
@@ -391,14 +383,12 @@ LIVE = some([READ, EXPIRIES])
 
 
 def words_of(request):
-    """Return what asks a node to run a request's script."""
     boot = (BOOT,) if request.script.guarded else ()
     head = (b"EVALSHA", request.script.sha, b"%d" % len(request.keys))
     return (*head, *request.keys, *request.arguments, *boot)
 
 
 def enrolment(mode):
-    """Return what asks for a node's enrolment, or changes it."""
     keys = (KEYS.boot, KEYS.quarantine)
     return (b"EVALSHA", ENROL.sha, b"2", *keys, BOOT, ms(RULES.quarantine), mode)
 
@@ -413,7 +403,6 @@ STEPS_OF_OURS = st.one_of(
 
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_the_scripts_do_the_same(contract_node, protocol):
-    """Random stories of all that the library asks, and of what others may do to its keys."""
     with redis.Redis.from_url(contract_node.url, protocol=protocol) as client:
 
         @settings(max_examples=SEQUENCES // 2)
@@ -434,7 +423,6 @@ def test_the_scripts_do_the_same(contract_node, protocol):
 
 @pytest.mark.parametrize("mode", [b"look", b"trust", b"quarantine"])
 def test_a_server_that_was_a_replica_is_known_by_its_history(unwell, mode):
-    """Its replication id is another one, in memory as on servers."""
     unwell.tell(*enrolment(b"bootstrap"))
     unwell.client.replicaof("127.0.0.1", "1")
     unwell.client.replicaof("NO", "ONE")
@@ -465,7 +453,6 @@ def test_a_server_that_has_evicted_keys_is_known_by_their_count(unwell, mode):
 
 @pytest.fixture
 def unwell(redis_nodes, contract_server):
-    """A server of each kind in turn that may be spoilt, and a node in memory."""
     (server,) = redis_nodes(1, binary=contract_server.binary)
     with redis.Redis.from_url(server.url) as client:
         yield Both(client)
@@ -490,7 +477,6 @@ def tried(both, commands):
 
 
 def filled(both):
-    """Store something, that some of it can be found."""
     both.client.flushall()
     both.node.flush()
     both.tell(b"SET", b"a", b"1", b"PX", LONG)
@@ -511,7 +497,6 @@ def test_a_full_server_refuses_what_needs_memory(unwell):
 
 
 def test_a_replica_refuses_to_write(unwell):
-    """Whatever it would change."""
     answers = []
     for commands in TRIED:
         filled(unwell)
@@ -524,7 +509,6 @@ def test_a_replica_refuses_to_write(unwell):
 
 
 def test_a_user_who_may_not_is_refused(unwell):
-    """A command of its own, or one that a script calls; what the script wrote before stays."""
     unwell.client.execute_command("ACL", "SETUSER", "default", "-pexpire")
     unwell.node.denied = frozenset({b"PEXPIRE"})
     unwell.tell(b"PEXPIRE", b"a", b"1000")
@@ -541,7 +525,6 @@ def test_a_user_who_may_not_is_refused(unwell):
 
 
 def test_a_server_whose_script_goes_on_and_on_is_busy(unwell):
-    """It does nothing else, and says so."""
     unwell.client.config_set("lua-time-limit", 1)
     endless = Thread(target=go_on, args=(unwell.client,))
     endless.start()
@@ -556,13 +539,11 @@ def test_a_server_whose_script_goes_on_and_on_is_busy(unwell):
 
 
 def go_on(client):
-    """Run a script that never ends, until somebody kills it."""
     with pytest.raises(ResponseError):
         client.eval("while true do end", 0)
 
 
 def is_killed(client):
-    """Kill what runs, if it runs already; returns whether it did."""
     try:
         return client.script_kill()
     except ResponseError:
@@ -570,7 +551,6 @@ def is_killed(client):
 
 
 def told(client):
-    """Return what a server says, or the error that it raises."""
     try:
         return client.get("a")
     except redis.RedisError as error:
@@ -578,7 +558,6 @@ def told(client):
 
 
 def test_threads_ask_one_after_the_other():
-    """No script is interrupted by another, on one node in memory or on several."""
     nodes = [NodeModel(position, time.time) for position in range(2)]
     count = b"""
     for i = 1, 5 do redis.call('SET', KEYS[1], redis.call('GET', KEYS[1]) + 1) end
@@ -606,7 +585,6 @@ def test_threads_ask_one_after_the_other():
 
 
 def test_a_defect_of_the_node_itself_is_no_reply():
-    """What is wrong in Python is raised in Python, not told as an error of a script."""
     node = NodeModel(0, time.time)
     node.keyspace.info = None
     with pytest.raises(TypeError):

@@ -41,6 +41,7 @@ from celery_redlock.lock.waiting.waiting import InLine, leave_request, wait_requ
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.health import check
+from support.fake_server import FakeServer
 from support.fakes import FakeClock
 from support.waiting import eventually
 
@@ -63,23 +64,19 @@ PARSERS = [
 
 
 def never(ballot):
-    """Keep a call open until every node has voted."""
     return False
 
 
 def call(request, decided=never):
-    """Return a call to one node."""
     return Round(request, 1, decided)
 
 
 def acquire(name="n", token=A, fence=0):
-    """Return a call that asks for a lock."""
     lease = Lease(name, token, fence, 200.0, 0.0, 0.0, {})
     return call(requests.acquire_request(RULES, lease, None))
 
 
 def renew(name="n", token=A):
-    """Return a call that extends a lock."""
     return call(requests.renew_request(RULES, Lease(name, token, 0, 200.0, 0.0, 0.0), repair=True))
 
 
@@ -89,7 +86,6 @@ def release(name="n", token=A, decided=never):
 
 
 def inspect(name="n"):
-    """Return a call that asks who holds a lock."""
     return call(requests.inspect_request(RULES, name))
 
 
@@ -110,11 +106,9 @@ class Line:
         self.node.attach(self.connection, greeting, fingerprint)
 
     def send(self, *calls):
-        """Send *calls* in one write."""
         self.node.send(calls, clock.now())
 
     def drive(self, *calls, timeout=60.0):
-        """Read until all *calls* are answered, and return their votes."""
         deadline = time.monotonic() + timeout
         while any(c.is_open for c in calls):
             left = deadline - time.monotonic()
@@ -124,18 +118,15 @@ class Line:
         return [c.ballot[0] for c in calls]
 
     def ask(self, *calls):
-        """Send *calls* and return their votes."""
         self.send(*calls)
         return self.drive(*calls)
 
     def close(self):
-        """End the connection."""
         self.connection.disconnect()
 
 
 @pytest.fixture
 def line():
-    """Return a function that makes a `Line`."""
     with contextlib.ExitStack() as stack:
 
         def make(*args, **kwargs):
@@ -148,7 +139,6 @@ def line():
 
 @pytest.fixture
 def locks():
-    """Return a function that makes a `Redlock` and enrols its nodes."""
     with contextlib.ExitStack() as stack:
 
         def make(*urls, bootstrap=True, **settings):
@@ -163,60 +153,12 @@ def locks():
         yield make
 
 
-class Fake:
-    """
-    A server that answers what a test wants: ``answer(command, wire) -> bytes or None``.
-
-    The commands that redis-py sends by itself when it connects are answered with OK.
-    """
-
-    def __init__(self, answer):
-        self.answer = answer
-        self.commands = []
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"redis://127.0.0.1:{self.listener.getsockname()[1]}/0"
-        self.wires = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                wire, _ = self.listener.accept()
-                wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self.wires.append(wire)
-                threading.Thread(target=self._serve, args=(wire,), daemon=True).start()
-
-    def _serve(self, wire):
-        with contextlib.suppress(OSError, ValueError), wire, wire.makefile("rb") as lines:
-            while head := lines.readline():
-                words = []
-                for _ in range(int(head[1:])):
-                    words.append(lines.read(int(lines.readline()[1:])))
-                    lines.read(2)
-                if words[0] in (b"CLIENT", b"SELECT"):
-                    wire.sendall(b"+OK\r\n")
-                    continue
-                self.commands.append(words)
-                told = self.answer(words, wire)
-                if told is not None:
-                    wire.sendall(told)
-
-    def close(self):
-        """End it and all its connections."""
-        self.listener.close()
-        for wire in self.wires:
-            with contextlib.suppress(OSError):
-                wire.shutdown(socket.SHUT_RDWR)
-            wire.close()
-
-
 @pytest.fixture
 def fake():
-    """Return a function that starts a `Fake`."""
     with contextlib.ExitStack() as stack:
 
         def start(answer):
-            made = Fake(answer)
+            made = FakeServer(answer)
             stack.callback(made.close)
             return made
 
@@ -240,7 +182,6 @@ LENGTH = len(grant())
 @pytest.mark.parametrize("parser", PARSERS)
 @pytest.mark.parametrize("bytewise", [False, True], ids=["whole", "byte by byte"])
 def test_every_call_gets_its_own_reply(contract_node, proxied_nodes, line, parser, bytewise):
-    """However replies are cut into segments, the n-th belongs to the n-th call."""
     (link,) = proxied_nodes([contract_node])
     wire = line(link.url, parser)
     tokens = [f"{number:040d}" for number in range(30)]
@@ -255,7 +196,6 @@ def test_every_call_gets_its_own_reply(contract_node, proxied_nodes, line, parse
 
 @pytest.mark.parametrize("parser", PARSERS)
 def test_a_reply_may_come_in_any_two_pieces(fake, line, parser):
-    """Wherever a reply is cut, reading its first half waits for nothing and takes nothing."""
     cut = iter(range(1, LENGTH))
     second_half = threading.Event()
 
@@ -280,8 +220,6 @@ def test_a_reply_may_come_in_any_two_pieces(fake, line, parser):
 @pytest.mark.parametrize("parser", PARSERS)
 @pytest.mark.parametrize("kept", [0, 1, 4, LENGTH - 1])
 def test_a_connection_that_ends_in_a_reply_answers_nothing(fake, line, parser, kept):
-    """Half a reply is no vote: the connection is gone, and all it owes is unreachable."""
-
     def answer(words, wire):
         wire.sendall(grant()[:kept])
         wire.shutdown(socket.SHUT_RDWR)
@@ -311,7 +249,6 @@ def test_a_connection_that_ends_in_a_reply_answers_nothing(fake, line, parser, k
     ],
 )
 def test_a_reply_that_makes_no_sense_ends_the_connection(fake, line, parser, nonsense):
-    """What a script cannot have answered is no vote and no crash: the connection is dropped."""
     wire = line(fake(lambda *_: nonsense).url, parser, greeting=GREETING)
     asked = acquire()
     wire.send(asked)
@@ -336,7 +273,6 @@ def test_a_reply_that_nobody_asked_for_ends_the_connection(fake, line, parser):
 
 
 def test_a_node_that_takes_no_bytes_is_given_up_and_never_waited_for(fake, line):
-    """When its socket is full, sending fails at once instead of blocking everybody."""
     stalled = threading.Event()
     wire = line(fake(lambda *_: stalled.wait() and None).url, greeting=GREETING)
     try:
@@ -351,7 +287,6 @@ def test_a_node_that_takes_no_bytes_is_given_up_and_never_waited_for(fake, line)
 
 
 def test_a_late_reply_is_dropped_and_does_not_shift_the_others(contract_node, proxied_nodes, line):
-    """What comes after a round gave up counts for nobody, and the next call gets its own."""
     (link,) = proxied_nodes([contract_node])
     wire = line(link.url)
     assert wire.ask(acquire("mine", A))[0].kind is VoteKind.GRANTED
@@ -367,7 +302,6 @@ def test_a_late_reply_is_dropped_and_does_not_shift_the_others(contract_node, pr
 
 
 def test_a_suspect_is_sent_releases_only_until_it_has_answered(contract_node, line):
-    """A node that owes an answer for too long votes unreachable at once, but is released."""
     rules = Rules(ttl=200, max_ttl=300, node_timeout=0.5)
     wire = line(contract_node.url, rules=rules)
     wire.ask(acquire("mine", A))
@@ -429,7 +363,6 @@ def test_a_suspect_that_keeps_up_again_votes_again_although_it_is_busy(fake, lin
 
 
 def test_a_node_that_owes_an_answer_for_seconds_is_given_up(contract_node, line):
-    """A connection without an answer for `PATIENCE` is dropped, not fed any longer."""
     wire = line(contract_node.url)
     contract_node.pause()
     try:
@@ -455,7 +388,6 @@ class Narrow:
         return getattr(self._sock, name)
 
     def send(self, data):
-        """Take a part of *data*, or nothing for now."""
         if self._left:
             self._left -= 1
             raise BlockingIOError
@@ -465,7 +397,6 @@ class Narrow:
 
 @pytest.mark.parametrize("room", [1, 2, 7, 64, 1000])
 def test_what_does_not_go_out_at_once_goes_out_in_order(contract_node, line, room):
-    """However little a connection takes at a time, each request arrives whole, and once."""
     wire = line(contract_node.url)
     wire.node.sock = Narrow(wire.node.sock, room)
     mine, another = acquire("mine", A), inspect("mine")
@@ -535,7 +466,6 @@ def test_a_node_that_took_nothing_for_a_while_gets_what_was_meant_for_it(
 @pytest.mark.parametrize("parser", PARSERS)
 @pytest.mark.parametrize("verb", [acquire, renew, release, inspect])
 def test_a_forgotten_script_is_sent_again(contract_node, line, parser, verb):
-    """After SCRIPT FLUSH every verb is answered as before, on the same connection."""
     wire = line(contract_node.url, parser)
     wire.ask(acquire())
     (known,) = wire.ask(verb())
@@ -550,7 +480,6 @@ def test_a_forgotten_script_is_sent_again(contract_node, line, parser, verb):
 
 
 def test_what_nobody_waits_for_survives_a_script_flush_too(contract_node, line):
-    """A release, and a marker, that were written and not waited for are repeated."""
     wire = line(contract_node.url)
     wire.ask(acquire())
     with redis.Redis.from_url(contract_node.url) as client:
@@ -614,7 +543,6 @@ def test_a_full_node_says_so_and_still_releases(redis_nodes, line, parser):
 
 @pytest.mark.parametrize("parser", PARSERS)
 def test_a_busy_node_is_unreachable_and_comes_back(redis_nodes, line, parser):
-    """While a script of somebody else blocks the server it answers BUSY; then it votes again."""
     (server,) = redis_nodes(1)
     wire = line(server.url, parser)
     with redis.Redis.from_url(server.url) as client:
@@ -651,7 +579,6 @@ def _kill_script(client):
 
 @pytest.mark.parametrize("parser", PARSERS)
 def test_a_loading_node_is_left_and_asked_anew(fake, line, parser):
-    """A server that loads its data set votes unreachable, with its own words."""
     loading = b"-LOADING Redis is loading the dataset in memory\r\n"
     wire = line(fake(lambda *_: loading).url, parser, greeting=GREETING)
     asked = acquire()
@@ -689,7 +616,6 @@ def test_a_worker_warns_of_a_node_that_has_replicas(redis_nodes, caplog):
 
 
 def test_a_node_can_be_connected_any_number_of_times(contract_node):
-    """A node that was away for long, and was tried all the while, is still connected in the end."""
     address = address_of(contract_node.url)
     for _ in range(300):
         connection = address.connection()
@@ -705,7 +631,6 @@ def test_a_node_can_be_connected_any_number_of_times(contract_node):
     [("", "Authentication required"), (":wr0ng@", "invalid"), ("nobody:wr0ng@", "invalid")],
 )
 def test_a_refused_login_is_told_without_the_password(redis_nodes, locks, login, words):
-    """Without a password, or with a wrong one, the node is unreachable and says why."""
     (server,) = redis_nodes(1)
     with redis.Redis.from_url(server.url) as client:
         client.config_set("requirepass", "s3cret")
@@ -719,7 +644,6 @@ def test_a_refused_login_is_told_without_the_password(redis_nodes, locks, login,
 
 
 def test_a_password_and_an_acl_user_are_let_in(redis_nodes, locks):
-    """A URL with a password works, and one with a user who may touch our keys only."""
     (server,) = redis_nodes(1)
     with redis.Redis.from_url(server.url) as client:
         client.acl_setuser(
@@ -735,7 +659,6 @@ def test_a_password_and_an_acl_user_are_let_in(redis_nodes, locks):
 
 
 def test_an_acl_user_without_the_right_commands_is_told_so(redis_nodes, locks):
-    """The server's own words name the command that the user may not run."""
     (server,) = redis_nodes(1)
     with redis.Redis.from_url(server.url) as client:
         client.acl_setuser(
@@ -748,7 +671,6 @@ def test_an_acl_user_without_the_right_commands_is_told_so(redis_nodes, locks):
 
 
 def test_a_replica_is_unfit(redis_nodes, locks):
-    """A server that copies another one must not vote, and it is said what to name instead."""
     master, replica = redis_nodes(2)
     with redis.Redis.from_url(replica.url) as client:
         client.replicaof("127.0.0.1", master.port)
@@ -761,7 +683,6 @@ def test_a_replica_is_unfit(redis_nodes, locks):
 
 
 def test_a_cluster_node_is_unfit(redis_nodes, locks):
-    """A server in cluster mode is refused with what to set."""
     (server,) = redis_nodes(1, extra_args=("--cluster-enabled", "yes"))
     with pytest.raises(ConfigurationError, match="cluster-enabled no"):
         check(locks(server.url, bootstrap=False))
@@ -780,7 +701,6 @@ def test_a_cluster_node_is_unfit(redis_nodes, locks):
     ids=["ok", "text", "half an INFO", "closes", "http", "error"],
 )
 def test_something_that_is_no_redis_is_unreachable_and_tried_again(fake, locks, answer):
-    """Whatever answers at the address, asking ends in words, and the address is tried again."""
     server = fake(answer)
     lock = locks(server.url, bootstrap=False, node_timeout=0.1)
     with pytest.raises(QuorumUnavailable) as refusal:
@@ -793,7 +713,6 @@ def test_something_that_is_no_redis_is_unreachable_and_tried_again(fake, locks, 
 
 
 def _is_used(lock):
-    """Take, contend, extend and release a lock by way of *lock*."""
     lease = lock.acquire("n")
     with pytest.raises(LockTaken) as taken:
         lock.acquire("n")
@@ -805,7 +724,6 @@ def _is_used(lock):
 
 @pytest.mark.parametrize("parser", PARSERS)
 def test_a_url_that_asks_for_resp3_changes_nothing(contract_node, locks, monkeypatch, parser):
-    """A connection is what we expect it to be, whatever ``?protocol=3`` says."""
     monkeypatch.setattr("redis.connection.DefaultParser", parser)
     lock = locks(f"{contract_node.url}?protocol=3")
     lock.fanout._addresses[0]._pool.connection_kwargs["parser_class"] = parser
@@ -814,7 +732,6 @@ def test_a_url_that_asks_for_resp3_changes_nothing(contract_node, locks, monkeyp
 
 
 def test_a_unix_socket_works_as_well(redis_nodes, locks, tmp_path_factory):
-    """``unix://`` in a URL is a node like any other."""
     path = tmp_path_factory.mktemp("s") / "redis.sock"
     redis_nodes(1, extra_args=("--unixsocket", str(path)))
     lock = locks(f"unix://{path}")
@@ -824,7 +741,6 @@ def test_a_unix_socket_works_as_well(redis_nodes, locks, tmp_path_factory):
 
 @pytest.fixture
 def certificate(tmp_path):
-    """A certificate for 127.0.0.1 that signs itself; its file, and that of its key."""
     if shutil.which("openssl") is None:
         pytest.skip("no openssl to make a certificate with")
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
@@ -879,7 +795,6 @@ def tls_port(contract_node, certificate):
 
 
 def test_tls_works_as_well(tls_port, certificate, locks, line):
-    """``rediss://`` votes, contends and keeps its replies in order, one TLS record or many."""
     url = f"rediss://127.0.0.1:{tls_port}/0?ssl_cert_reqs=required&ssl_ca_certs={certificate[0]}"
     _is_used(locks(url))
     for parser in (p.values[0] for p in PARSERS if HIREDIS_AVAILABLE or p.id == "python"):
@@ -892,26 +807,27 @@ def test_tls_works_as_well(tls_port, certificate, locks, line):
 
 
 def test_a_tls_node_with_an_unknown_certificate_is_unreachable(tls_port, locks):
-    """A certificate that does not check out is told, and nothing is sent."""
     lock = locks(f"rediss://127.0.0.1:{tls_port}/0", bootstrap=False)
     (problem,) = check(lock).values()
     assert "certificate" in problem.lower()
 
 
 def test_nobody_is_listened_to_without_end(monkeypatch):
-    """A node that always has more to say is hung up on."""
     monkeypatch.setattr(link_module, "LONGEST_FAREWELL", 0.2)
     ours, theirs = socket.socketpair()
+
+    has_said_all = threading.Event()
 
     def talk():
         ends = time.monotonic() + PATIENT
         with contextlib.suppress(OSError):
             while time.monotonic() < ends:
                 theirs.send(bytes(2**12))
+            has_said_all.set()
 
     talker = threading.Thread(target=talk)
     with theirs:
         talker.start()
         link_module.read_out(SimpleNamespace(_sock=ours, disconnect=ours.close))
-        assert talker.is_alive()
         talker.join()
+    assert not has_said_all.is_set()

@@ -20,21 +20,18 @@ RULES = Rules(ttl=60, max_ttl=60)
 
 @pytest.fixture
 def client(contract_node):
-    """A client of the node."""
     with redis.Redis.from_url(contract_node.url) as client:
         yield client
 
 
 @pytest.fixture
 def locks(contract_node):
-    """Locks on that one node."""
     locks = Redlock.from_urls([contract_node.url], ttl=60, max_ttl=60, node_timeout=5.0)
     yield locks
     locks.close()
 
 
 def test_a_probe_of_an_enrolled_node_says_that_it_votes(contract_node, locks):
-    """With how long it took, and how far its clock is off, by half of that: here it is ours."""
     bootstrap([contract_node.url], RULES)
     (health,) = probe(locks)
     assert (health.state, health.problem, health.quarantine) == ("up", "", 0.0)
@@ -43,7 +40,6 @@ def test_a_probe_of_an_enrolled_node_says_that_it_votes(contract_node, locks):
 
 
 def test_a_probe_finds_a_node_that_lost_its_memory(contract_node, client, locks):
-    """It is quarantined, as by any other request that votes, and so the probe says."""
     bootstrap([contract_node.url], RULES)
     probe(locks)
     client.flushall()
@@ -64,7 +60,6 @@ def test_a_probe_changes_nothing_on_a_healthy_node(contract_node, client, locks)
 
 
 def test_the_journal_is_capped_and_expires(client):
-    """However much happens, it does not fill the node; and the last of it goes by itself."""
     for number in range(KEPT + 1500):
         client.eval(
             RECORD.source, 1, "redlock:journal", json.dumps({"id": str(number)}), 100, 60_000
@@ -74,7 +69,6 @@ def test_the_journal_is_capped_and_expires(client):
 
 
 def test_what_is_put_is_read_with_its_life(contract_node, client, locks):
-    """The journal of the library itself has the limits of the library."""
     bootstrap([contract_node.url], RULES)
     probe(locks)
     write_record(locks, {"event": "TaskSkipped", "at": time.time(), "task": "shop.bill"})

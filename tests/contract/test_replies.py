@@ -53,7 +53,6 @@ class Wire:
         self._replies = replies_of(self.connection, self.owed)
 
     def owe(self, many):
-        """Have so many replies be owed."""
         self.owed += range(many)
 
     def say(self, data):
@@ -74,18 +73,15 @@ class Wire:
 
     @property
     def is_readable(self):
-        """Whether a selector tells of it."""
         return bool(select.select([self.sock], [], [], 0)[0])
 
     def close(self):
-        """Close both ends."""
         for end in (self.sock, self.server):
             end.close()
 
 
 @pytest.fixture
 def wire():
-    """Return a function that makes a `Wire`."""
     with contextlib.ExitStack() as stack:
 
         def make(*args, **kwargs):
@@ -101,7 +97,6 @@ def wire():
 
 @pytest.mark.parametrize("parser", PARSERS)
 def test_nothing_there_is_nothing_read(wire, parser):
-    """A look at a connection that has nothing to say waits for nothing and raises nothing."""
     line = wire(parser)
     assert line.look() == []
     line.owe(1)
@@ -110,7 +105,6 @@ def test_nothing_there_is_nothing_read(wire, parser):
 
 @pytest.mark.parametrize("parser", PARSERS)
 def test_all_that_is_there_is_read_in_order(wire, parser):
-    """One look takes every whole reply, as bytes, numbers, lists and None."""
     line = wire(parser)
     line.owe(2 * len(READ))
     line.say(2 * ANSWERS)
@@ -121,7 +115,6 @@ def test_all_that_is_there_is_read_in_order(wire, parser):
 
 @pytest.mark.parametrize("parser", PARSERS)
 def test_replies_may_come_in_any_two_pieces(wire, parser):
-    """Wherever it is cut, the first look takes the whole replies and the second one the rest."""
     line = wire(parser)
     for cut in range(1, len(ANSWERS)):
         line.owe(len(READ))
@@ -135,7 +128,6 @@ def test_replies_may_come_in_any_two_pieces(wire, parser):
 
 @pytest.mark.parametrize("parser", PARSERS)
 def test_replies_may_come_byte_by_byte(wire, parser):
-    """However often one looks in between, no byte is lost or read twice."""
     line, found = wire(parser), []
     line.owe(len(READ))
     for place in range(len(ANSWERS)):
@@ -147,7 +139,6 @@ def test_replies_may_come_byte_by_byte(wire, parser):
 @pytest.mark.parametrize("parser", PARSERS)
 @pytest.mark.parametrize("length", [-1, 0, 1])
 def test_a_reply_that_ends_where_a_look_ends_is_read(wire, parser, length):
-    """Exactly as many bytes as one look takes, one fewer, or one more: nothing is waited for."""
     line = wire(parser)
     size = replies.SIZE + length
     head = b"$%d\r\n" % (size - len(b"$16000\r\n\r\n"))
@@ -163,7 +154,6 @@ def test_a_reply_that_ends_where_a_look_ends_is_read(wire, parser, length):
 
 @pytest.mark.parametrize("parser", PARSERS)
 def test_much_data_is_told_of_until_it_is_read(wire, parser):
-    """What one look leaves behind stays readable: a selector tells of it, and none is lost."""
     line = wire(parser)
     many = 5 * replies.SIZE // len(ANSWERS)
     line.owe(many * len(READ))
@@ -224,7 +214,6 @@ def test_an_error_is_a_reply_like_any_other(wire, parser, said, kind):
     ],
 )
 def test_a_server_that_cannot_serve_us_is_a_dead_connection(wire, parser, said):
-    """Such an answer counts for no call; what came before it does."""
     line = wire(parser)
     line.owe(3)
     line.say(b":1\r\n" + said)
@@ -237,7 +226,6 @@ def test_a_server_that_cannot_serve_us_is_a_dead_connection(wire, parser, said):
 @pytest.mark.parametrize("parser", PARSERS)
 @pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n", b"?\r\n", b"\x00\x00\r\n"])
 def test_what_is_no_protocol_is_a_dead_connection(wire, parser, said):
-    """Not a word of it is believed."""
     line = wire(parser)
     line.owe(1)
     line.say(said)
@@ -268,7 +256,6 @@ def test_what_came_before_the_end_is_read_first(wire, parser):
 @pytest.mark.parametrize("parser", PARSERS)
 @pytest.mark.parametrize("kept", [0, 1, 5, len(ANSWERS.partition(b":0")[0]) - 1])
 def test_an_end_in_the_middle_of_a_reply_is_an_end(wire, parser, kept):
-    """Half a reply is none, and is not waited for."""
     line, found = wire(parser), []
     line.owe(1)
     line.say(ANSWERS[:kept])
@@ -370,7 +357,6 @@ def test_the_python_parser_looks_once_for_what_is_owed(wire):
 
 @pytest.mark.parametrize("parser", PARSERS)
 def test_a_look_that_is_given_up_loses_nothing(wire, parser):
-    """Whoever stops in the middle of what is there finds the rest at the next look."""
     line = wire(parser)
     line.owe(3)
     line.say(b":1\r\n:2\r\n:3\r\n")

@@ -34,31 +34,24 @@ DAY = 86_400.0
 
 
 def claim_of(token=A, fence=FENCE, due=DUE, **more):
-    """Return a claim."""
     return Claim(ENTRY, due, token, fence, more.pop("keep", DAY), **more)
 
 
 class Bench(ScriptBench):
-    """A server with slot records."""
-
     def __init__(self, server, rules=RULES):
         super().__init__(server, rules)
 
     def claim(self, *arguments, boot=None, rules=None, **more):
-        """Claim a slot."""
         request = claim_request(rules or self.rules, claim_of(*arguments, **more))
         return self.ask(request, boot=boot)
 
     def settle(self, *arguments, **more):
-        """Note that a slot was published."""
         return self.ask(settle_request(self.rules, claim_of(*arguments, **more)))
 
     def withdraw(self, *arguments, **more):
-        """Take a claim back."""
         return self.ask(withdraw_request(self.rules, claim_of(*arguments, **more)))
 
     def look(self):
-        """Return the last slot [ms] and its state."""
         vote = self.ask(look_request(self.rules, ENTRY))
         assert vote.kind is VoteKind.GRANTED
         return vote.fence, vote.value.decode()
@@ -68,43 +61,23 @@ class Bench(ScriptBench):
         self.client.hincrby(slot_key(self.rules, ENTRY), "at", -int(seconds * 1000))
 
     def hold(self, value=HOLDER + '{"pid":7}', seconds=200.0):
-        """Have the lock held."""
         self.client.set(Keys.of(self.rules.prefix, LOCK).lock, value, px=int(seconds * 1000))
 
     @property
     def record(self):
-        """Return what the record says: slot, token, fence and state; empty if there is none."""
         found = self.client.hgetall(slot_key(self.rules, ENTRY))
         return tuple(
             found.get(name, b"").decode() for name in (b"slot", b"token", b"fence", b"state")
         )
 
     def pttl(self, key=None):
-        """Return how long the record is kept yet, or *key* is [ms]."""
         return self.client.pttl(key or slot_key(self.rules, ENTRY))
 
     def now(self):
-        """Return the node's clock [s]."""
         return self.now_ms() / 1000
 
 
-@pytest.fixture
-def fresh(contract_node):
-    """A node that nobody has enrolled."""
-    bench = Bench(contract_node)
-    yield bench
-    bench.client.close()
-
-
-@pytest.fixture
-def bench(fresh):
-    """A node that is enrolled and votes."""
-    fresh.enrol()
-    return fresh
-
-
 def stamped(due=DUE):
-    """Return a slot as a record has it."""
     return f"{round(due * 1000)}"
 
 
@@ -112,7 +85,6 @@ def stamped(due=DUE):
 
 
 def test_the_first_claim_is_granted_and_stored(bench):
-    """It stores slot, token, fence and that it is claimed, for as long as it is to be kept."""
     vote = bench.claim(keep=3600.0)
     assert (vote.kind, vote.value, vote.ttl) == (VoteKind.GRANTED, b"", 0.0)
     assert bench.is_of_now(vote.node_now)
@@ -166,7 +138,6 @@ def test_a_claim_on_a_record_has_one_answer(bench, stored, token, newer, later, 
 
 
 def test_a_refusal_tells_who_is_at_it(bench):
-    """Whose claim it is is told by its token, and for how long it may still be published."""
     bench.claim(A)
     for newer in (0, 1):
         vote = bench.claim(B, FENCE + newer)
@@ -197,7 +168,6 @@ def test_a_claim_is_granted_as_often_as_it_is_made(bench):
 
 
 def test_a_doubt_stays_until_the_slot_is_settled(bench):
-    """Who asked once and was told of an earlier term is told so again, as are all after it."""
     bench.claim(A, FENCE)
     bench.age()
     assert [bench.claim(B, FENCE + 1).kind for _ in range(3)] == [SlotVote.UNCERTAIN] * 3
@@ -208,7 +178,6 @@ def test_a_doubt_stays_until_the_slot_is_settled(bench):
 
 
 def test_a_doubt_is_about_one_slot(bench):
-    """After a slot in doubt was settled, the next one is as free as ever."""
     bench.claim(A, FENCE)
     bench.age()
     bench.claim(B, FENCE + 1)
@@ -219,7 +188,6 @@ def test_a_doubt_is_about_one_slot(bench):
 
 
 def test_a_newer_leader_deposes_for_all_slots(bench):
-    """Whatever an older one claims afterwards, it is told that its term is over."""
     bench.claim(B, FENCE + 1)
     for later in (-60, 0, 60):
         assert bench.claim(A, FENCE, DUE + later).kind is SlotVote.DEPOSED
@@ -231,7 +199,6 @@ def test_a_newer_leader_deposes_for_all_slots(bench):
     [(7_205_759_403_792_793, 1), (1_000_000_000_000_000, 1), (9_007_199_254_740_991, -1)],
 )
 def test_a_fence_keeps_all_its_digits(bench, fence, more):
-    """Fences of 16 digits that differ in the last one are told apart, and stored exactly."""
     older, newer = sorted((fence, fence + more))
     bench.claim(A, newer)
     assert bench.record[2] == str(newer)
@@ -244,7 +211,6 @@ def test_a_fence_keeps_all_its_digits(bench, fence, more):
 
 @pytest.mark.parametrize("due", [0.001, 1.0, 1_700_000_000.001, 1_779_999_999.999])
 def test_a_slot_keeps_all_its_digits(bench, due):
-    """A slot is stored and told in whole milliseconds, all of them."""
     bench.claim(due=due)
     assert bench.look() == (round(due * 1000), "claimed")
     bench.settle(due=due)
@@ -255,21 +221,17 @@ def test_a_slot_keeps_all_its_digits(bench, due):
 
 @pytest.mark.parametrize("token", [A, B])
 def test_a_slot_too_far_ahead_is_not_claimed(bench, token):
-    """Whose clock is ahead by more than the skew allowed gets no vote, and stores nothing."""
     bench.claim(A, due=DUE)
-    before = bench.everything()
-    vote = bench.claim(token, FENCE + 1, bench.now() + RULES.longest_skew + 600)
-    assert (vote.kind, vote.reason) == (VoteKind.UNREACHABLE, NO_VOTE[-5])
-    assert bench.everything() == before
+    with bench.unchanged():
+        vote = bench.claim(token, FENCE + 1, bench.now() + RULES.longest_skew + 600)
+        assert (vote.kind, vote.reason) == (VoteKind.UNREACHABLE, NO_VOTE[-5])
 
 
 def test_a_slot_a_little_ahead_is_claimed(bench):
-    """Within the skew allowed no clock is wrong."""
     assert bench.claim(due=bench.now() + RULES.longest_skew - 2).kind is VoteKind.GRANTED
 
 
 def test_records_of_entries_are_apart(bench):
-    """A claim says nothing of other entries, however long and alike their names are."""
     names = ["a", "b", "n" * 300 + "1", "n" * 300 + "2", "\N{SNOWMAN}" * 100]
     for name in names:
         claim = Claim(name, DUE, A, FENCE, DAY)
@@ -282,7 +244,6 @@ def test_records_of_entries_are_apart(bench):
 
 
 def test_a_claim_tells_who_holds_the_lock(bench):
-    """The lock's value and what is left of its lease come along with the grant."""
     bench.hold(seconds=150.0)
     vote = bench.claim(lock=LOCK)
     assert (vote.kind, vote.value) == (VoteKind.GRANTED, f'{HOLDER}{{"pid":7}}'.encode())
@@ -290,7 +251,6 @@ def test_a_claim_tells_who_holds_the_lock(bench):
 
 
 def test_a_claim_in_doubt_tells_who_holds_the_lock(bench):
-    """So it does where an earlier term claimed the slot."""
     bench.hold()
     bench.claim(A)
     bench.age()
@@ -299,14 +259,12 @@ def test_a_claim_in_doubt_tells_who_holds_the_lock(bench):
 
 
 def test_a_claim_that_asks_for_no_lock_is_told_of_none(bench):
-    """Without a lock's name nothing is said, whoever holds what."""
     bench.hold()
     vote = bench.claim()
     assert (vote.kind, vote.value, vote.ttl) == (VoteKind.GRANTED, b"", 0.0)
 
 
 def test_nobody_holds_a_lock_that_is_free(bench):
-    """A lock that was never taken, or has expired, is told as held by nobody."""
     assert bench.claim(lock=LOCK)[2:4] == (0.0, b"")
     bench.hold(seconds=0.05)
     key = Keys.of(RULES.prefix, LOCK).lock
@@ -315,7 +273,6 @@ def test_nobody_holds_a_lock_that_is_free(bench):
 
 
 def test_a_lock_is_only_looked_at(bench):
-    """A claim neither takes, extends nor ends the lock that it tells of."""
     bench.hold(seconds=100.0)
     key = Keys.of(RULES.prefix, LOCK).lock
     before = bench.client.get(key)
@@ -329,7 +286,6 @@ def test_a_lock_is_only_looked_at(bench):
 
 
 def test_a_node_that_lost_its_memory_does_not_vote(fresh):
-    """Without a boot marker it is quarantined, tells for how long, and stores no claim."""
     vote = fresh.claim()
     assert vote.kind is VoteKind.QUARANTINED
     assert fresh.near(vote.ttl * 1000, RULES.quarantine)
@@ -339,7 +295,6 @@ def test_a_node_that_lost_its_memory_does_not_vote(fresh):
 
 
 def test_a_quarantined_node_changes_no_record(bench):
-    """What it stored before stays, whatever is claimed while it is held back."""
     bench.claim(A)
     bench.client.set(Keys.of(RULES.prefix, "").quarantine, "1", px=100_000)
     for token, newer, later in product((A, B), (-1, 0, 1), (-60, 0, 60)):
@@ -350,21 +305,18 @@ def test_a_quarantined_node_changes_no_record(bench):
 
 
 def test_another_configuration_has_no_vote(bench):
-    """A node that is enrolled for other clients answers that it is, and stores nothing."""
     vote = bench.claim(boot=boot_marker(bench.run_id, "e" * 16))
     assert (vote.kind, vote.reason) == (VoteKind.UNREACHABLE, NO_VOTE[-6])
     assert bench.record == ("",) * 4
 
 
 def test_a_node_without_the_guard_votes_at_once(fresh):
-    """With the guard off no boot marker is asked for, and none is written."""
     vote = fresh.claim(rules=Rules(ttl=200, max_ttl=300, restart_guard=False))
     assert vote.kind is VoteKind.GRANTED
     assert list(fresh.everything()) == [slot_key(RULES, ENTRY)]
 
 
 def test_a_claim_keeps_the_node_enrolled(bench):
-    """A grant refreshes the life of the boot marker, a claim that is not granted does not."""
     boot = Keys.of(RULES.prefix, "").boot
     bench.client.pexpire(boot, 60_000)
     bench.claim()
@@ -379,7 +331,6 @@ def test_a_claim_keeps_the_node_enrolled(bench):
 
 @pytest.mark.parametrize(("token", "newer"), [(A, 0), (B, 0), (B, 1), (B, -1)])
 def test_a_claimed_slot_is_settled_by_whoever_published_it(bench, token, newer):
-    """It was published, whoever says so; the record stays whose it was, and is kept anew."""
     bench.claim(keep=3600.0)
     bench.settle(token, FENCE + newer)
     assert bench.record == (stamped(), A, str(FENCE), "settled")
@@ -393,9 +344,8 @@ def test_settling_an_older_slot_changes_nothing(bench, newer, is_settled):
     bench.claim(keep=3600.0)
     if is_settled:
         bench.settle(keep=3600.0)
-    before = bench.everything()
-    bench.settle(B, FENCE + newer, DUE - 60)
-    assert bench.everything() == before
+    with bench.unchanged():
+        bench.settle(B, FENCE + newer, DUE - 60)
     assert bench.near(bench.pttl(), 3600)
 
 
@@ -420,19 +370,16 @@ def test_settling_never_lowers_a_fence(bench):
 
 
 def test_settling_begins_a_record(bench):
-    """On a node that knows nothing, what is settled is stored for its time."""
     bench.settle(A, keep=3600.0)
     assert bench.record == (stamped(), A, str(FENCE), "settled")
     assert bench.near(bench.pttl(), 3600)
 
 
 def test_settling_twice_is_settling_once(bench):
-    """A repeated note does no harm."""
     bench.claim()
     bench.settle()
-    before = bench.everything()
-    bench.settle()
-    assert bench.everything() == before
+    with bench.unchanged():
+        bench.settle()
 
 
 # -- withdraw --------------------------------------------------------------------------
@@ -448,7 +395,6 @@ def test_the_first_claim_leaves_no_slot_when_it_is_withdrawn(bench):
 
 
 def test_a_withdrawn_claim_leaves_the_slot_before_it(bench):
-    """The slot is free without a doubt, and the one before it stays settled."""
     bench.claim()
     bench.settle()
     bench.claim(due=DUE + 60)
@@ -461,20 +407,16 @@ def test_a_withdrawn_claim_leaves_the_slot_before_it(bench):
 
 @pytest.mark.parametrize(("token", "later"), [(B, 0), (A, 60), (A, -60), (A, 0.001)])
 def test_only_the_own_claim_is_withdrawn(bench, token, later):
-    """Another token, or another slot, changes nothing."""
     bench.claim()
-    before = bench.everything()
-    assert bench.withdraw(token, due=DUE + later).kind is VoteKind.REFUSED
-    assert bench.everything() == before
+    with bench.unchanged():
+        assert bench.withdraw(token, due=DUE + later).kind is VoteKind.REFUSED
 
 
 def test_what_is_settled_is_not_withdrawn(bench):
-    """A slot that was published stays published."""
     bench.claim()
     bench.settle()
-    before = bench.everything()
-    assert bench.withdraw().kind is VoteKind.REFUSED
-    assert bench.everything() == before
+    with bench.unchanged():
+        assert bench.withdraw().kind is VoteKind.REFUSED
 
 
 def test_what_an_earlier_term_may_have_published_is_not_withdrawn(bench):
@@ -488,35 +430,28 @@ def test_what_an_earlier_term_may_have_published_is_not_withdrawn(bench):
 
 
 def test_withdrawing_from_an_empty_record_makes_none(bench):
-    """A withdrawal that comes before, or without, its claim stores nothing."""
-    before = bench.everything()
-    assert bench.withdraw().kind is VoteKind.REFUSED
-    assert bench.everything() == before
+    with bench.unchanged():
+        assert bench.withdraw().kind is VoteKind.REFUSED
 
 
 # -- look ------------------------------------------------------------------------------
 
 
 def test_an_empty_record_knows_no_slot(bench):
-    """A node that knows nothing says so, with its clock, and stores nothing."""
-    before = bench.everything()
-    vote = bench.ask(look_request(RULES, ENTRY))
-    assert (vote.kind, vote.fence, vote.value) == (VoteKind.GRANTED, 0, b"")
-    assert bench.is_of_now(vote.node_now)
-    assert bench.everything() == before
+    with bench.unchanged():
+        vote = bench.ask(look_request(RULES, ENTRY))
+        assert (vote.kind, vote.fence, vote.value) == (VoteKind.GRANTED, 0, b"")
+        assert bench.is_of_now(vote.node_now)
 
 
 def test_a_look_changes_nothing(bench):
-    """It tells the slot and its state, and leaves the record and its life as they are."""
     bench.claim(keep=3600.0)
-    before = bench.everything()
-    assert bench.look() == (int(stamped()), "claimed")
-    assert bench.everything() == before
+    with bench.unchanged():
+        assert bench.look() == (int(stamped()), "claimed")
     assert bench.near(bench.pttl(), 3600)
 
 
 def test_a_record_that_has_expired_is_none(bench):
-    """After its time a slot is as free as if nobody had ever claimed it."""
     bench.claim(keep=0.05)
     eventually(lambda: bench.look() == (0, ""), "expiry")
     assert bench.claim(B, FENCE - 1).kind is VoteKind.GRANTED

@@ -51,23 +51,14 @@ EVER, FAR = 0.0, 9e9
 
 
 def one(letter, since=EVER, **options):
-    """Return who waits *since* then, in a process of its own."""
     return InLine(NAME, letter * 32, since, {"task": letter}, **{"channel": letter * 16, **options})
 
 
 def unheard(letter):
-    """Return who waits, and cannot be told anything."""
     return one(letter, channel="")
 
 
-def place_key(place):
-    """Return the key of a place of the lock."""
-    return Keys.of(RULES.prefix, place_name(NAME, place)).lock
-
-
 class Bench(ScriptBench):
-    """One server, and processes that listen on it."""
-
     def __init__(self, server):
         super().__init__(server, RULES)
         self.url = server.url
@@ -78,7 +69,6 @@ class Bench(ScriptBench):
         eventually(lambda: all(n for _, n in self.client.pubsub_numsub(*channels)), "ears")
 
     def close(self):
-        """Hang up."""
         self.ears.close()
         self.client.close()
 
@@ -88,12 +78,10 @@ class Bench(ScriptBench):
         eventually(lambda: self.now_ms() > now, "tick")
 
     def acquire(self, token=HOLDER, place=0):
-        """Ask for the lock; returns the kind of vote."""
         lease = Lease(place_name(NAME, place), token, 0, 200.0, 0.0, 0.0, {})
         return self.ask(requests.acquire_request(RULES, lease, None)).kind
 
     def release(self, token=HOLDER, place=0, **options):
-        """Give the lock back; returns the kind of vote."""
         name = place_name(NAME, place)
         request = requests.release_request(RULES, name, token, place=place, **options)
         return self.ask(request).kind
@@ -106,7 +94,6 @@ class Bench(ScriptBench):
         return vote.kind
 
     def leave(self, letter):
-        """Note that one waits no more; returns the kind of vote."""
         return self.ask(leave_request(RULES, NAME, letter * 32)).kind
 
     def heard(self):
@@ -126,7 +113,6 @@ class Bench(ScriptBench):
         return "".join(member[:1].decode() for member in self.client.zrange(LINE, 0, -1))
 
     def since(self, letter):
-        """Return since when one waits that is in the line [s, Unix time]."""
         scores = dict(self.client.zrange(LINE, 0, -1, withscores=True))
         return next(score for who, score in scores.items() if who[:1] == letter.encode()) / 1000
 
@@ -135,7 +121,6 @@ class Bench(ScriptBench):
         return "".join(sorted(who[:1].decode() for who in self.client.hkeys(WAITERS)))
 
     def noted(self):
-        """Return all that the node has of those who wait."""
         return self.client.zrange(LINE, 0, -1, withscores=True), self.client.hgetall(WAITERS)
 
     def grow_silent(self, letter, seconds):
@@ -147,7 +132,6 @@ class Bench(ScriptBench):
 
 @pytest.fixture
 def bench(contract_node):
-    """A node that votes, and processes that listen on it."""
     bench = Bench(contract_node)
     yield bench
     bench.close()
@@ -157,7 +141,6 @@ def bench(contract_node):
 
 
 def test_a_release_tells_the_oldest_and_keeps_nothing_for_it(bench):
-    """It leaves the line, and is known still; the lock is free for whoever asks first."""
     bench.acquire()
     bench.wait(one("b"), one("c"), one("a"))
     assert bench.heard() == ""
@@ -248,7 +231,6 @@ def test_a_place_is_offered_to_those_only_who_can_have_it(bench):
 
 @pytest.mark.parametrize("kind", ["text", "hash", "list", "members"])
 def test_what_others_write_into_our_keys_breaks_no_release(bench, kind):
-    """The lock is free and the marker is set; whoever stands in a line still is told."""
     bench.acquire()
     bench.wait(one("a"))
     odd = dict.fromkeys([b"", b"a", b"\xff" * 52, b"z" * 52, b"b" * 48, b"b" * 48 + b"none"], 1)
@@ -367,7 +349,6 @@ def test_another_channel_or_limit_takes_the_place_of_the_old_one(bench):
 
 @pytest.mark.parametrize("record", [b"", b"mine", b"a" * 200, b"a" * 20 + b"nan".rjust(13) * 2])
 def test_a_record_that_others_have_written_is_written_anew(bench, record):
-    """Whoever is noted waits since now, and leaves nothing."""
     bench.acquire()
     bench.client.hset(WAITERS, "a" * 32, record)
     assert bench.wait(one("a")) is YES
@@ -381,7 +362,6 @@ def test_a_record_that_others_have_written_is_written_anew(bench, record):
 
 @pytest.mark.parametrize("free", range(5))
 def test_who_asks_is_told_how_many_places_nobody_holds(bench, free):
-    """They were released, or lapsed, before the node heard of it; nobody else is told of them."""
     for place in range(free, 4):
         bench.acquire(place=place)
     bench.wait(one("a", limit=4))
@@ -393,7 +373,6 @@ def test_who_asks_is_told_how_many_places_nobody_holds(bench, free):
 
 
 def test_who_knows_fewer_places_is_told_of_those(bench):
-    """It cannot have the others; and of none who waits for a release, and does not ask."""
     bench.acquire(place=1)
     for limit, free in ((1, 1), (2, 1), (3, 2), (MOST_PLACES, MOST_PLACES - 1)):
         assert bench.ask(wait_request(RULES, one("a", limit=limit, asks=True))).amount == free
@@ -404,7 +383,6 @@ def test_who_knows_fewer_places_is_told_of_those(bench):
 
 
 def test_no_more_than_so_many_wait(bench):
-    """Whoever is known already may wait on, told or not; one that left makes room."""
     bench.acquire()
     assert bench.wait(one("a"), one("b"), most=2) is YES
     assert bench.wait(one("c"), most=2) is NO
@@ -457,7 +435,6 @@ def test_a_node_forgets_now_and_then_also_where_any_number_may_wait(bench):
 
 
 def test_all_of_it_expires(bench):
-    """If nobody waits any more, nor leaves; whoever is heard of has it last."""
     bench.acquire()
     bench.wait(one("a"))
     for key in (LINE, WAITERS):
@@ -471,7 +448,6 @@ def test_all_of_it_expires(bench):
 
 
 def test_who_leaves_leaves_nothing(bench):
-    """Neither in the line nor in the count, nor an empty key; others are not touched."""
     bench.acquire()
     bench.wait(one("a"), one("b"), unheard("c"))
     assert bench.leave("a") is YES

@@ -83,14 +83,12 @@ def lattice(most: int, *, restarts: int, learns: bool = True) -> Iterator[Row]:
 
 
 def as_line(row: Row) -> str:
-    """Return a row of the table."""
     off = ", ".join(row.guards_off) or "none"
     broken = f"{row.violating}/{row.configurations}"
     return f"{off:52} {row.model:46} {broken:>8} {row.states:>10} {row.seconds:>7.1f}  {row.kind}"
 
 
 def as_record(row: Row) -> dict[str, object]:
-    """Return a row as plain JSON values."""
     return {**row._asdict(), "seconds": round(row.seconds, 2), "kind": row.kind}
 
 

@@ -88,7 +88,6 @@ class Clock:
         self.time = 0.0
 
     def now(self) -> float:
-        """Return the time."""
         return self.time
 
 
@@ -114,7 +113,6 @@ def put(ask: Ask, answers: Answers) -> Round:
 
 
 def attempt(ttl: int, clock: Clock) -> Attempt:
-    """Return an attempt that begins now."""
     wanted = LockRequest("k", ttl, fence=True)
     made = Attempt(client(ttl, clock), wanted, 0)
     made.token = "0" * 40
@@ -200,7 +198,6 @@ def confirming(fence: int, number: int, ttl: int, clock: Clock) -> tuple[Settlin
 
 
 def granted_vote(fence: int) -> Vote:
-    """Return a yes with this fence."""
     return Vote(VoteKind.GRANTED, fence)
 
 

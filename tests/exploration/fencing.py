@@ -84,7 +84,6 @@ class Fencing:
         return (*sorted((a, b, c)), *rest)
 
     def moves(self, state: State) -> Iterator[tuple[Step, State, str]]:
-        """Return what can happen next."""
         rounds = (state[3][0], state[4][0])
         if min(rounds) >= HOLDS or IS_OVER in rounds:  # no two grants any more
             return
@@ -218,7 +217,6 @@ class Fencing:
 
     @staticmethod
     def told(step: Step) -> str:
-        """Return a step in plain words."""
         if step[1] == "waits no longer":
             return f"{'xy'[step[0]]} {step[1]}"
         position, happened = step
@@ -226,7 +224,6 @@ class Fencing:
 
 
 def event_in_words(what: str, who: int = 0, answer: int = 0, *came: bool) -> str:
-    """Return in plain words what happened at a node."""
     if what not in {"ACQUIRE", "CONFIRM"}:
         return what
     words = f"{what} of {'xy'[who]} {'repaired' if answer % 2 else 'granted'}, fence {answer // 2}"

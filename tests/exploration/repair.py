@@ -152,7 +152,6 @@ class Repair:
         return (*sorted((a, b, c)), *rest)
 
     def moves(self, state: State) -> Iterator[Moved]:
-        """Return what can happen next."""
         x, y, restarts = state[3:]
         if x.left == 0 and not self._may_go_on():
             return  # nothing makes it trust the lock again
@@ -365,7 +364,6 @@ class Repair:
 
     @staticmethod
     def told(step: Step) -> str:
-        """Return a step in plain words."""
         if len(step) == 1:
             return str(step[0])
         what, position, *answers = step
@@ -381,7 +379,6 @@ def at(state: State, position: int, node: Node) -> State:
 
 
 def answer_in_words(answer: int) -> str:
-    """Return a node's answer in plain words."""
     if not is_positive(answer):
         return "quarantined"
     return f"{'repaired' if answer % 2 else 'yes'}, fence {answer // 2}"

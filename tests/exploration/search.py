@@ -70,7 +70,6 @@ def explore(model: Model, *, shortest: bool = True, most: int = 20_000_000) -> O
 
 
 def search(model: Model, *, shortest: bool, most: int) -> Outcome:
-    """As `explore`."""
     start = model.canonical(model.start())
     came_from: dict[State, State | None] = {start: None}
     ahead = deque([start])

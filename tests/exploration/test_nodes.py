@@ -33,7 +33,6 @@ STATES = list(product((NOBODY, 1, 2), range(4), (False, True)))
 
 @pytest.fixture(scope="module")
 def node():
-    """Return a node that runs the scripts."""
     return enrolled()
 
 
@@ -77,7 +76,6 @@ def execute(node, state, request):
 
 
 def lease(who, fence):
-    """Return what a client asks for."""
     return Lease(NAME, TOKENS[who], fence, RULES.ttl, 0.0, 0.0)
 
 

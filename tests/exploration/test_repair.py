@@ -19,7 +19,6 @@ LATE = {"renewal-deadline", "own-clock"}
 
 
 def together(guards):
-    """Return a test's name."""
     return "+".join(sorted(guards)) if isinstance(guards, set) else ""
 
 

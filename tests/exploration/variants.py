@@ -72,7 +72,6 @@ def explore_fencing(
     shortest: bool = False,
     **largest: int,
 ) -> Row:
-    """Return what becomes of the fencing model with guards *off*."""
     merge = not (restarts or bumps)
     models = (
         (fencing.Fencing(stored, proposed, rounds, restarts, bumps, off), times)
@@ -91,7 +90,6 @@ def explore_repair(
     learns: bool = True,
     shortest: bool = True,
 ) -> Row:
-    """Return what becomes of the repair model with guards *off*."""
     bounds: dict[str, Any] = {"ttl": ttl, "rounds": rounds, "restarts": restarts, "learns": learns}
     models = ((repair.Repair(**start, **bounds, off=off), 1) for start in repair.configurations())
     bound = " ".join(f"{name}={int(value)}" for name, value in bounds.items())

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from hypothesis import strategies as st
+
+from support.fake_server import FakeServer
 
 __all__ = [
     "ACTING",
@@ -111,7 +111,7 @@ def as_resp(value: Any) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(text), text)
 
 
-class Impostor:
+class Impostor(FakeServer):
     """
     A server that greets like a lock node, and then answers what a test wants.
 
@@ -121,57 +121,20 @@ class Impostor:
     """
 
     def __init__(self, answer: Callable[[list[bytes]], bytes | None], run_id: str) -> None:
-        self._answer = answer
+        super().__init__(lambda words, _wire: answer(words))
         self._info = GREETING.format(run_id=run_id).encode()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._wires: list[socket.socket] = []
-        self._threads: list[threading.Thread] = []
-        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
-        self._start(self._accept)
 
-    def _start(self, work: Callable[..., None], *args: Any) -> None:
-        thread = threading.Thread(target=work, args=args, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                wire, _ = self._listener.accept()
-                wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._wires.append(wire)
-                self._start(self._serve, wire)
-
-    def _serve(self, wire: socket.socket) -> None:
-        with contextlib.suppress(OSError, ValueError), wire, wire.makefile("rb") as lines:
-            while head := lines.readline():
-                words = []
-                for _ in range(int(head[1:])):
-                    words.append(lines.read(int(lines.readline()[1:])))
-                    lines.read(2)
-                told = self._told(words)
-                if told is not None:
-                    wire.sendall(told)
-
-    def _told(self, words: list[bytes]) -> bytes | None:
+    def greeting(self, words: list[bytes]) -> bytes | None:
         if words[0] == b"INFO":
             return as_resp(self._info)
-        if words[0] in {b"CLIENT", b"SELECT", b"HELLO"}:
-            return b"+OK\r\n"
         if words[0] == b"SCRIPT":
             return as_resp(b"0" * 40)
         if words[0] == b"EVALSHA" and words[-1] in {b"look", b"trust", b"quarantine", b"bootstrap"}:
             return as_resp([b"enrolled", 1_800_000_000_000, 0, b""])
-        return self._answer(words)
+        return super().greeting(words)
 
     def close(self) -> None:
-        """End it with all its connections and threads."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for wire in self._wires:
-            with contextlib.suppress(OSError):
-                wire.shutdown(socket.SHUT_RDWR)
+        super().close()
         for thread in self._threads:
             thread.join(60)
 
@@ -180,7 +143,6 @@ class Impostor:
 def impostor(
     answer: Callable[[list[bytes]], bytes | None], run_id: str = "e" * 40
 ) -> Iterator[Impostor]:
-    """Run an `Impostor` for the body of a ``with``."""
     server = Impostor(answer, run_id)
     try:
         yield server

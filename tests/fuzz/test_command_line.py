@@ -50,7 +50,6 @@ WORDS = (
 
 @pytest.fixture(scope="module")
 def app(shared_nodes):
-    """An app with one node that is well and two that are not there."""
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.redlock_nodes = [shared_nodes[0].url, "redis://127.0.0.1:1/0", "redis://127.0.0.1:2/0"]
     app.conf.redlock_observers = []
@@ -68,13 +67,11 @@ def app(shared_nodes):
 
 @pytest.fixture
 def harmless(monkeypatch):
-    """Have nothing served, and no demo run."""
     monkeypatch.setattr(command, "serve", lambda *_: None)
     monkeypatch.setattr(story, "run", lambda *_, **__: 0)
 
 
 def assert_ends_well(group, words, context=None):
-    """Fail if a command ends in anything but a code and a word that a terminal can print."""
     result = CliRunner().invoke(group, words, obj=context, color=True)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise AssertionError(f"{words!r}: {result.exception!r}") from result.exception
@@ -97,7 +94,6 @@ def assert_ends_well(group, words, context=None):
 @example(name="web", words=["--host", "\udcff"])
 @example(name="web", words=["--allow-host", ""])
 def test_a_command_bears_any_arguments(app, harmless, name, words):
-    """Names that are no text, JSON that has no end, numbers that no option takes."""
     if name == "tail":  # which goes on until somebody ends it
         words = ["--no-follow", *(word for word in words if word != "--follow")]
     assert_ends_well(redlock, [name, *words], CLIContext(app, no_color=True, workdir=None))
@@ -108,7 +104,6 @@ def test_a_command_bears_any_arguments(app, harmless, name, words):
     words=st.lists(WORDS | st.sampled_from(["demo", "--without-locks", "--version"]), max_size=3)
 )
 def test_the_script_bears_any_arguments(harmless, words):
-    """Likewise ``celery-redlock``."""
     assert_ends_well(main, words)
 
 

@@ -12,7 +12,6 @@ import os
 import random
 
 import pytest
-import redis
 from celery.utils import uuid
 from kombu.utils.json import dumps
 
@@ -21,6 +20,7 @@ from celery_redlock.task.execution import calls
 from celery_redlock.task.messages.envelope import HEADER, PARSERS, Envelope
 from support.events import body, overlaps, read
 from support.stage import stage
+from support.stored import clients_of
 from support.waiting import eventually
 
 TTL = 60.0
@@ -29,7 +29,6 @@ MESSAGES = 450
 
 
 def declare(app):
-    """Declare one task whose lock is held by another, and one whose lock is free."""
     if "BROKEN" in os.environ:
         calls.is_execution = lambda _, request, __: "lock" not in vars(request)
     options = {"base": RedlockTask, "shared": False}
@@ -52,7 +51,6 @@ def declare(app):
 
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
-    """A worker with two children and three nodes."""
     with stage(
         __file__, tmp_path_factory.mktemp("forged"), nodes=3, redlock_ttl=TTL, redlock_max_ttl=TTL
     ) as it:
@@ -62,12 +60,10 @@ def it(tmp_path_factory):
 
 
 def values(it, key):
-    """Return what each node stores under *key*, past the library."""
     found = []
-    for node in it.nodes:
-        with redis.Redis.from_url(node.url) as client:
-            kind = client.type(key)
-            found.append(client.hgetall(key) if kind == b"hash" else client.get(key))
+    for client in clients_of(it.nodes):
+        kind = client.type(key)
+        found.append(client.hgetall(key) if kind == b"hash" else client.get(key))
     return found
 
 
@@ -118,7 +114,6 @@ def send(it, task, headers, task_id, queue="celery"):
 
 
 def is_sendable(headers):
-    """Return whether JSON can carry these to the broker."""
     try:
         dumps(headers).encode()
     except ValueError:
@@ -127,7 +122,6 @@ def is_sendable(headers):
 
 
 def send_all(it, tried):
-    """Send messages, each of *tried* by itself and then several at once; return them by id."""
     chance, sent = random.Random(8), {}
     while len(sent) < MESSAGES:
         one = tried[len(sent) % len(tried)]
@@ -144,7 +138,6 @@ def send_all(it, tried):
 
 
 def test_a_worker_bears_hundreds_of_forged_messages(it):
-    """And what they are after is as it was."""
     before = it.bodies(PRECIOUS)
     waiting = it.task("waiting").apply_async(("first",), queue="nobody")
     locks = it.locks()

@@ -109,20 +109,16 @@ FORGED = st.dictionaries(NAMES, TRIED | OURS | JSON, min_size=1, max_size=4) | s
 
 
 def forge(**fields):
-    """Return the header of a message of this task with *fields*."""
     return {"redlock": {"v": 1, "task_id": MINE, **fields}}
 
 
 def reservation_in(forged):
-    """Return name and token of a marker that the message may touch; None for none."""
     ours = forged.get("redlock")
     told = ours.get("reservation") if isinstance(ours, dict) else None
     return told[:2] if isinstance(told, list) else None
 
 
 class AtOnce:
-    """A thread that has done what it is to do when it has started."""
-
     def __init__(self, target, **_):
         self.start = target
 
@@ -145,13 +141,11 @@ class Nodes:
         self.begin(taken=False)
 
     def begin(self, *, taken):
-        """Forget what was."""
         self.taken = taken
         self.wanted, self.given_back, self.ended, self.marked, self.started = [], [], [], [], []
         self.told = []
 
     def take(self, wanted, on_lost=None):
-        """Grant the lock, or refuse it."""
         self.wanted.append(wanted)
         if self.taken:
             raise LockTaken(wanted.name, {}, {"token": TOKEN[:8], "task_id": FOREIGN, "ttl": 5.0})
@@ -159,53 +153,42 @@ class Nodes:
         return HeldLock(Lease(wanted.name, token, 7, 30.0, 1e12, 0.0, wanted.info), on_lost)
 
     def give_back(self, held, *, keep=0.0, marker=None, waits=False):
-        """Note whose lock is given back."""
         self.given_back.append((held.name, held.token, marker))
 
     def tell(self, request):
-        """Note what is written without an answer."""
         self.told.append(request)
 
     def ask_all(self, asked):
-        """Note what is asked; nobody answers."""
         self.told += [ask.request for ask in asked]
         return [[None] for _ in asked]
 
     def mark(self, marker, *, wait=False):
-        """Note what is remembered."""
         self.marked.append(marker)
 
     def inspect(self, name):
-        """Nobody holds it."""
         return []
 
     def release_for(self, name, owner, **_):
-        """Note for whom it is released."""
         self.given_back.append((name, owner, None))
         return "RELEASED"
 
     def start(self, name, token, begun, *, wait):
-        """Note which marker is started."""
         self.ended.append((name, token))
         self.started.append((name, token))
         return Started()
 
     def end(self, name, token, how, *, life=0.0, wait=False):
-        """Note which marker ends."""
         self.ended.append((name, token))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _markers():
-    """Have the nodes that stand in for real ones take note of markers, too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Reservations, "on", lambda locks: locks)
         yield
 
 
 class Stand:
-    """A worker's parent and child in one process."""
-
     def __init__(self):
         self.app = Celery("t", broker="memory://", backend="cache+memory://", set_as_current=False)
         self.app.conf.redlock_nodes = ["redis://127.0.0.1:1/0"]
@@ -227,7 +210,6 @@ class Stand:
             task.apply_async = lambda *args, **options: self.sent.append(options)
 
     def receive(self, task, forged):
-        """Receive a message with *forged* headers; return the request that the parent has."""
         headers = {"id": MINE, "task": task.name, "retries": 0, "parent_id": None, **forged}
         message = SimpleNamespace(
             headers=headers,
@@ -241,7 +223,6 @@ class Stand:
         return RedlockRequest(message, app=self.app, task=task, hostname="w@h", decoded=False)
 
     def deliver(self, task, forged):
-        """Deliver a message with *forged* headers; return the request that the parent has."""
         self.ran = 0
         request = self.receive(task, forged)
         trace = build_tracer(task.name, task, app=self.app)
@@ -253,7 +234,6 @@ class Stand:
 
 @pytest.fixture(scope="module")
 def stand():
-    """A worker, as it were."""
     level, logger = logging.CRITICAL + 1, logging.getLogger("celery")
     before, logger.level = logger.level, level
     it = Stand()
@@ -299,7 +279,6 @@ def assert_harmless(stand, task, forged, *, taken):
 @example(forged=forge(reschedules=10**4300), taken=True, merges=False)
 @example(forged=forge(waiting=WAITS), taken=False, merges=False)
 def test_a_forged_message_harms_nobody(stand, forged, taken, merges):
-    """No body beside a holder, no lock given back but its own, no marker of another token."""
     assert_harmless(stand, stand.rerun if merges else stand.task, forged, taken=taken)
 
 
@@ -347,7 +326,6 @@ def test_a_worker_that_believes_a_header_is_seen(stand, monkeypatch):
 @example(headers=[1], task_id=MINE)
 @example(headers="text", task_id=MINE)
 def test_headers_of_any_shape_are_read(headers, task_id):
-    """Nothing is raised; what is found is what was sent, and speaks of this task."""
     request = SimpleNamespace(headers=headers, delivery_info=None)
     assert isinstance(headers_of(request), dict)
     hide(request)
@@ -358,7 +336,6 @@ def test_headers_of_any_shape_are_read(headers, task_id):
 @settings(max_examples=200)
 @given(header=OURS | TRIED | JSON, task_id=TEXTS | st.just(MINE))
 def test_an_envelope_of_any_shape_is_read(header, task_id):
-    """Nothing is raised; what is found is what was sent, and speaks of this task."""
     found = Envelope.of(header, task_id)
     if found == Envelope():
         return
@@ -376,7 +353,6 @@ def test_an_envelope_of_any_shape_is_read(header, task_id):
 @example(value={"name": LOCK, "since": 1.7e9, "times": 1, "woken": 1})
 @example(value={"name": LOCK, "since": 1.7e9, "times": 1, "woken": []})
 def test_a_task_that_waits_says_so_in_full_or_not_at_all(value):
-    """What is found is what was sent, can be written again, and comes within bounds."""
     found = Waiting.of(value)
     if found is None:
         return
@@ -393,7 +369,6 @@ def test_a_task_that_waits_says_so_in_full_or_not_at_all(value):
 @example(value={"name": LOCK, "since": 0, "times": 1, "limit": 9999})
 @example(value=WAITS)
 def test_a_forged_message_waits_for_the_lock_of_its_task_alone(stand, value):
-    """Under its own id, and for no more places than that lock has, whatever it says."""
     ears = Ears()
     enter, lines = ears.enter, []
     ears.enter = lambda one: (lines.append(one.line), enter(one))
@@ -428,7 +403,6 @@ def test_a_forged_message_waits_for_the_lock_of_its_task_alone(stand, value):
 @example(info={"redlock_woken": True})
 @example(info={"redlock_woken": ["yes"]})
 def test_what_the_parent_hands_over_is_well_formed_or_none(stand, info):
-    """Its owner, and that it was woken; they are taken out, so that the body does not see them."""
     told = dict(info or {})
     delivery = Delivery.of(stand.task, {"delivery_info": info}, "w@h")
     owner = delivery.owner
@@ -441,7 +415,6 @@ def test_what_the_parent_hands_over_is_well_formed_or_none(stand, info):
 @settings(max_examples=60)
 @given(holder=st.dictionaries(st.sampled_from(["token", "execution", "since", "task_id"]), JSON))
 def test_a_parent_knows_its_own_by_the_whole_beginning(holder):
-    """A holder that tells anything else is another's, whatever it tells."""
     delivery = Delivery(MINE, Envelope(), "e" * 32, may_be_repeated=True, owner=OWNER)
     if holder.get("token") not in (OWNER[:n] for n in range(1, 33)):
         assert not delivery.is_owner(holder)
@@ -450,7 +423,6 @@ def test_a_parent_knows_its_own_by_the_whole_beginning(holder):
 @settings(max_examples=60)
 @given(task_id=TEXTS, retries=JSON, nesting=JSON)
 def test_an_execution_has_a_name_whatever_a_message_says(task_id, retries, nesting):
-    """It is short, and another for another task and for another task id."""
     own = execution_id("t", task_id, "", retries, nesting)
     assert re.fullmatch("[0-9a-f]{32}", own)
     assert own != execution_id("u", task_id, "", retries, nesting)

@@ -23,8 +23,6 @@ LONGEST_KEY = 200
 
 
 class Trap:
-    """An argument that notes what is done to it."""
-
     limit = 7
 
     def __init__(self):
@@ -33,11 +31,9 @@ class Trap:
         self.plain = "shown"
 
     def __call__(self, *args):
-        """Note that it was called."""
         self.calls += 1
 
     def delete(self):
-        """Note that it was called."""
         self.calls += 1
 
     def __getitem__(self, key):
@@ -45,7 +41,6 @@ class Trap:
 
 
 def task_of(body):
-    """Return a real task with this body."""
     app = Celery("t", set_as_current=False)
     return app.task(name="shop.task", shared=False)(body)._get_current_object()
 
@@ -91,7 +86,6 @@ ARGUMENTS = JSON | st.builds(Trap) | st.binary(max_size=5) | st.dates() | st.jus
 
 
 def called(names, args, kwargs):
-    """Return the name of a call, None if it is refused; no other error is allowed."""
     try:
         return names.name(args, kwargs)
     except LockKeyError as error:
@@ -101,7 +95,6 @@ def called(names, args, kwargs):
 
 
 def made(**options):
-    """Return what names the locks of the task, None if the options are refused."""
     try:
         return LockName.of_task(TASK, **options)
     except ConfigurationError as error:
@@ -111,7 +104,6 @@ def made(**options):
 
 
 def assert_fits(name):
-    """Fail unless *name* can be a lock's, and its keys are as short as they must be."""
     assert isinstance(name, str)
     assert name
     rules = Rules(prefix="p" * LONGEST_PREFIX)
@@ -127,7 +119,6 @@ def assert_fits(name):
 
 
 def assert_reads_no_more_than_allowed(text, args):
-    """Fail if a *text* that is accepted names anything private, or calls anything of *args*."""
     names = made(lock_key=text)
     if names is None:
         return
@@ -151,7 +142,6 @@ def assert_reads_no_more_than_allowed(text, args):
 @example(text="{order.delete}", args=[Trap()])
 @example(text="{order:{flag}}", args=[1])
 def test_a_template_reads_no_more_than_it_may(text, args):
-    """A name that fits, or a refusal: nothing private is read, and nothing is called."""
     assert_reads_no_more_than_allowed(text, args)
 
 
@@ -163,13 +153,10 @@ def test_a_template_that_reads_private_names_is_seen(monkeypatch):
 
 
 class Loose(template.Field):
-    """A field that is read as `str.format` does."""
-
     def __init__(self, name):
         super().__init__(name, "order", (), "")
 
     def render(self, parameters, values):
-        """Return whatever it leads to."""
         return str(Formatter().get_field(self.text, (), values)[0])
 
 
@@ -180,7 +167,6 @@ class Loose(template.Field):
     chosen=st.sampled_from([None, (), ("order",), ("flag", "colour")]),
 )
 def test_a_default_name_fits_and_holds_no_argument(args, kwargs, chosen):
-    """Whatever is passed; and it is the same for the same call, in whatever order of keywords."""
     names = made(unique_on=chosen)
     name = called(names, args, kwargs)
     if name is None:
@@ -194,7 +180,6 @@ def test_a_default_name_fits_and_holds_no_argument(args, kwargs, chosen):
 @settings(max_examples=60)
 @given(value=JSON)
 def test_the_kind_of_an_argument_counts(value):
-    """A value and its text, or the list of it, are never one call."""
     names = made()
     name = called(names, (value,), {})
     assume(name is not None)
@@ -220,8 +205,6 @@ def test_arguments_that_are_none_are_refused(args, kwargs):
 @settings(max_examples=60)
 @given(result=JSON | st.builds(Trap) | st.binary(max_size=4) | st.just("raise"))
 def test_a_callable_gives_a_name_or_is_refused(result):
-    """Whatever it returns or raises."""
-
     def key(task, args, kwargs):
         if result == "raise":
             raise RuntimeError(result)

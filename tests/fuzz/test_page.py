@@ -45,8 +45,6 @@ MARK = "<b onclick=x>'\"\x1b\u202e"
 
 
 class Stand:  # as of celery_redlock.ops.web.reader.Reader
-    """Stands in for what is read from nodes."""
-
     def __init__(self, locks=(), lines=()):
         self.stored = {
             name: {LABELS[0]: stored(0, (value, ttl, fence, QUEUED, None, 0, []))}
@@ -61,30 +59,25 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
         self.released = []
 
     def page(self, search):
-        """Return what a page with *search* shows."""
         found = replace(find_locks(self.views, search), silent=[])
         return Page(self.nodes, found, self.happened, Tallies(), 0.1, self.reserved)
 
     def explain(self, name, search):
-        """Return what is known of the lock, and what happened to it that fits *search*."""
         lock = OneLock(name, self.nodes, self.stored.get(name, {}))
         return explained(None, Places([lock]), filter(search.has_record, self.happened)), 0.1
 
     def lock(self, name):
-        """Return who holds the lock."""
         views, reserved = (
             [it for it in all_ if it.name == name] for all_ in (self.views, self.reserved)
         )
         return SimpleNamespace(views=views, reservations=reserved, silent=[], is_known=True)
 
     def release(self, name, seen):
-        """Note what is asked for."""
         self.released.append((name, seen))
         return dict.fromkeys(LABELS, "released")
 
 
 def sendable(text):
-    """Return *text* as a browser can send it."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -94,19 +87,15 @@ class Now:
     stand = Stand()
 
     def page(self, search):
-        """Return what a page shows."""
         return self.stand.page(search)
 
     def explain(self, name, search):
-        """Return what is known of a lock."""
         return self.stand.explain(name, search)
 
     def lock(self, name):
-        """Return who holds the lock."""
         return self.stand.lock(name)
 
     def release(self, name, seen):
-        """Note what is asked for."""
         return self.stand.release(name, seen)
 
 
@@ -119,15 +108,12 @@ def made(host):
 
 
 def site(stand, host="127.0.0.1"):
-    """Return the page of *stand* as an app."""
     app, reader = made(host)
     reader.stand = stand
     return app
 
 
 class Seen(HTMLParser):
-    """Collects what a browser would make of a page."""
-
     def __init__(self, page):
         super().__init__(convert_charrefs=True)
         self.tags = []
@@ -135,12 +121,10 @@ class Seen(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag, attrs):
-        """Note what is opened."""
         self.tags.append((tag, dict(attrs)))
 
 
 def assert_answers(answer):
-    """Fail unless *answer* is one of ours, in which nothing acts that others brought."""
     assert answer.status_code < 500, answer.get_data(as_text=True)
     assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
     if not answer.content_type.startswith("text/html"):
@@ -176,7 +160,6 @@ LINES = st.lists(
 @example(stored=[(MARK, TOKEN + in_json({"task": MARK}), -1, b"x")], lines=[], search=MARK)
 @example(stored=[], lines=[in_json({"event": MARK, "name": MARK, "at": 1e9})], search="")
 def test_whatever_is_stored_makes_a_page(stored, lines, search):
-    """Two hundred, and nothing in it acts."""
     stand = Stand(stored, lines)
     browser = site(stand).test_client()
     names = [
@@ -198,7 +181,6 @@ def test_whatever_is_stored_makes_a_page(stored, lines, search):
 
 
 def told_task(it):
-    """Return the task that a lock or a record tells of, as text."""
     return str((it if isinstance(it, dict) else it.holder).get("task"))
 
 
@@ -286,7 +268,6 @@ def test_whatever_is_asked_is_answered_and_releases_nothing(
 @settings(max_examples=60)
 @given(body=st.binary(max_size=80) | st.just(b"x=" * 20_000), kind=HEADERS)
 def test_a_body_of_any_bytes_is_answered(body, kind):
-    """Cut off, too long, or of a type that it is not."""
     stand = Stand([("n", TOKEN + b"{}", 5000, b"1")])
     content_type = kind.get("Content-Type", "application/x-www-form-urlencoded")
     answer = site(stand).test_client().post("/release", data=body, content_type=content_type)
@@ -301,7 +282,6 @@ def test_a_body_of_any_bytes_is_answered(body, kind):
 @example(change="name", value="m")
 @example(change="cookie", value="A" * 43)
 def test_a_form_that_was_tampered_with_releases_nothing(change, value):
-    """Each of its parts counts; as it was, it releases."""
     stand = Stand([("n", TOKEN + b"{}", 5000, b"1"), ("m", TOKEN + b"{}", 5000, b"1")])
     browser = site(stand).test_client()
     page = browser.get("/release", query_string={"name": "n", "seen": "0123abcd"})

@@ -42,7 +42,6 @@ def body(x=1):
 
 
 def refusal(make):
-    """Return what is said to what *make* uses, None for nothing; no other error is allowed."""
     try:
         make()
     except ConfigurationError as error:
@@ -63,7 +62,6 @@ def refusal(make):
 @example(conf={"redlock_wait": 10**400})
 @example(conf={"redlock_prefix": "\ud800"})
 def test_a_setting_is_accepted_or_refused_by_name(conf):
-    """Whatever its type; and what is accepted makes locks."""
     said = refusal(lambda: Settings.from_conf({"redlock_nodes": NODES, **conf}))
     if said is None:
         made = Settings.from_conf({"redlock_nodes": NODES, **conf})
@@ -75,7 +73,6 @@ def test_a_setting_is_accepted_or_refused_by_name(conf):
 @settings(max_examples=100)
 @given(name=st.sampled_from(KNOWN), value=VALUES)
 def test_a_setting_that_is_refused_is_named(name, value):
-    """So that it is found, even among hundreds."""
     conf = {"redlock_nodes": NODES, f"{PREFIX}{name}": value}
     said = refusal(lambda: Settings.from_conf(conf))
     if said is not None:
@@ -86,7 +83,6 @@ def test_a_setting_that_is_refused_is_named(name, value):
 @settings(max_examples=60)
 @given(name=TEXTS)
 def test_an_unknown_setting_is_refused_by_name(name):
-    """With the nearest one, or all."""
     if name in KNOWN:
         return
     said = refusal(lambda: Settings.from_conf({"redlock_nodes": NODES, f"{PREFIX}{name}": 1}))
@@ -97,8 +93,6 @@ def test_an_unknown_setting_is_refused_by_name(name):
 @settings(max_examples=60)
 @given(values=st.dictionaries(st.sampled_from(list(Rules.__dataclass_fields__)), VALUES))
 def test_locks_without_celery_take_the_same(values):
-    """`Redlock.from_urls` refuses what the settings would."""
-
     def make():
         Redlock.from_urls(["redis://127.0.0.1:1/0"], **values).close()
 
@@ -109,7 +103,6 @@ def test_locks_without_celery_take_the_same(values):
 @settings(max_examples=80)
 @given(option=st.sampled_from(["p: on_conflict", "redlock_on_unavailable"]), value=VALUES)
 def test_a_policy_is_one_or_is_refused(option, value):
-    """Words, classes and values; and never one that runs beside a holder."""
     said = refusal(lambda: policy_of(option, value))
     if said is None:
         is_unlocked = isinstance(policy_of(option, value), RunUnlocked)
@@ -123,7 +116,6 @@ def test_a_policy_is_one_or_is_refused(option, value):
 @example(numbers=[10**400, 10**400, 10**400, 1])
 @example(numbers=[1, 10**400, 10**400, 1])
 def test_numbers_of_policies_are_checked(numbers):
-    """When the policy is written down, not when it is first needed."""
     base, cap, countdown, most = numbers
     for make, name in (
         (lambda: Reschedule(base, cap, most), "Reschedule"),
@@ -139,7 +131,6 @@ def test_numbers_of_policies_are_checked(numbers):
 @example(option="lock_ttl", value=10**400)
 @example(option="lock_key", value="{x" + "[0]" * 300 + "}")
 def test_a_task_option_is_accepted_or_refused_with_its_task(option, value):
-    """At registration or when a worker starts, with the names of both."""
     app = Celery("t", set_as_current=False)
     app.conf.redlock_nodes = NODES
 
@@ -180,7 +171,6 @@ URLS = URLS.filter(lambda url: not (url.startswith("unix:") and f"/{SECRET}" in 
 
 
 def told_of(nodes):
-    """Return all that is ever printed of *nodes*: a refusal, or labels and what has them."""
     try:
         made = Settings.from_conf({"redlock_nodes": nodes})
         locks = Redlock(made.nodes, made.rules)
@@ -195,7 +185,6 @@ def told_of(nodes):
 @example(nodes=["redis://:S3cret-Pa55@\ud800/0"])
 @example(nodes=["redis://:S3cret-Pa55@lock-1/0"])
 def test_a_url_is_a_node_or_refused_without_its_password(nodes):
-    """Of whatever shape it is, and wherever in it the password stands."""
     assert SECRET not in told_of(nodes)
 
 
@@ -227,14 +216,12 @@ SENTINELS = st.fixed_dictionaries(
 @example(node={"sentinels": [("s-1", math.inf)], "service": "lock-1"})
 @example(node={"sentinels": ["s-1:1"], "service": "\ud800"})
 def test_a_sentinel_service_is_a_node_or_refused(node):
-    """With whatever stands under its words."""
     assert SECRET not in told_of([node])
 
 
 @settings(max_examples=100)
 @given(nodes=VALUES)
 def test_nodes_of_any_type_are_accepted_or_refused(nodes):
-    """A list of URLs is what they are; nothing else is taken for one."""
     said = refusal(lambda: Settings.from_conf({"redlock_nodes": nodes}))
     if nodes is not None:
         assert said is not None

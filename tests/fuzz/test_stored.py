@@ -90,7 +90,6 @@ VALUES = (
 
 
 def is_tame(text):
-    """Return whether printing *text* does nothing but print it, line by line."""
     return all(line.isprintable() for line in text.split("\n"))
 
 
@@ -103,7 +102,6 @@ def is_tame(text):
 @example(values=[TOKEN + b'{"since": "x", "renewals": []}'])
 @example(values=[TOKEN + b'{"since": NaN, "pid": Infinity}'])
 def test_a_holder_of_any_shape_is_told(values):
-    """To whoever was refused, and to operators; of a token never more than the public part."""
     ballot = [Vote(VoteKind.REFUSED, 0, 1.0, value) for value in values]
     told = holder_of(ballot)
     assert all(isinstance(key, str) for key in told)
@@ -173,7 +171,6 @@ LONE = Delivery("mine", Envelope(), "0" * 32, may_be_repeated=True, comes_again=
 @given(holder=HOLDERS)
 @example(holder={"task_id": None})
 def test_nobody_is_kin_who_does_not_say_so(holder):
-    """A holder without a task's id is no predecessor of a task without a parent."""
     is_same = "task_id" in holder and holder.get("execution") == LONE.execution
     assert LONE.is_same_execution(holder) is is_same
     is_previous = holder.get("task_id") == "mine" and not is_same
@@ -183,7 +180,6 @@ def test_nobody_is_kin_who_does_not_say_so(holder):
 @settings(max_examples=80)
 @given(holders=st.lists(VALUES | st.just(b""), min_size=1, max_size=3))
 def test_beat_asks_nodes_who_may_say_anything(holders):
-    """Who leads, and whether the run of an earlier slot has not ended."""
     views = [NodeView("n", read_holder(value) if value else {}, 1.0, 7, "") for value in holders]
     leader = majority_holder(views)
     assert leader == {} or len(leader["token"]) <= 8
@@ -202,7 +198,6 @@ def test_beat_asks_nodes_who_may_say_anything(holders):
 )
 @example(fields=[b"t", b"[" * 100_000, b"9" * 400, b"", b"", b"-7"], lock=None)
 def test_a_marker_of_any_shape_is_read(fields, lock):
-    """Or passed over, as one that does not stand."""
     found = majority_of([reservation_in(fields, 1_800_000_000_000, lock)], 1)
     if found is not None:
         assert found.left >= 0
@@ -242,7 +237,6 @@ def test_a_slot_record_of_any_number_is_a_moment_or_none(slots, state):
 
 
 def nested(depth):
-    """Return a record with a list in lists."""
     return b'{"id": "x%d", "event": "x", "name": %s}' % (depth, b"[" * depth + b"]" * depth)
 
 
@@ -254,7 +248,6 @@ def nested(depth):
 @example(line=nested(960))
 @example(line=nested(985))
 def test_a_record_of_any_shape_is_one_tame_line(line):
-    """In words and as JSON; and it is told of the lock that it names, or of none."""
     record = object_in(line)
     assert isinstance(when(record), float)
     assert listing.line(record).isprintable()
@@ -275,7 +268,6 @@ def test_a_line_that_repeats_what_it_is_told_is_seen(monkeypatch):
 
 @pytest.fixture
 def app(five_nodes):
-    """An app with one node, on which a test plants what it likes."""
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.redlock_nodes = [five_nodes[0].url]
     app.conf.redlock_ttl = app.conf.redlock_max_ttl = 60
@@ -294,7 +286,6 @@ def app(five_nodes):
 
 
 def planted(client, value, kind, key):
-    """Plant *value* under *key*, as text, or as a key of another kind."""
     client.delete(key)
     if kind == "text":
         client.set(key, value, px=60_000)
@@ -327,7 +318,6 @@ COMMANDS = (
 
 
 def run(app, *words):
-    """Run ``celery redlock *words``; return exit code and output; fail on a traceback."""
     context = CLIContext(app, no_color=True, workdir=None)
     result = CliRunner().invoke(redlock, list(words), obj=context, color=True)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -337,7 +327,6 @@ def run(app, *words):
 
 
 def assert_tame(app, *words):
-    """Fail if a command crashes on what is planted, or lets it act on a terminal."""
     _, out = run(app, *words)
     assert is_tame(out), (words, out)
     if "--json" in words and "tail" not in words:
@@ -354,7 +343,6 @@ def assert_tame(app, *words):
 @example(keys={"redlock:lock:n": (TOKEN + b'{"host": "\\u001b[31m"}', "text")}, command=COMMANDS[3])
 @example(keys={"redlock:queued:n": (b"\x1b[31m", "hash")}, command=COMMANDS[3])
 def test_tools_bear_what_is_planted(app, five_nodes, keys, command):
-    """No traceback and nothing that acts, whatever stands where ours should stand."""
     with redis.Redis.from_url(five_nodes[0].url) as client:
         for key, (value, kind) in keys.items():
             planted(client, value, kind, key)
@@ -373,7 +361,6 @@ def test_a_tool_that_prints_what_it_reads_is_seen(app, five_nodes, monkeypatch):
 
 
 def plant_tally(client):
-    """Write tallies that are none of ours, to the hour that is now and the one before."""
     for hour in (int(time.time() // tally.HOUR), int(time.time() // tally.HOUR) - 1):
         for text in ACTING:
             name = text.encode("utf-8", "replace")
@@ -389,7 +376,6 @@ def plant_tally(client):
 
 
 def test_the_doctor_bears_what_is_planted(app, five_nodes):
-    """It goes through all keys; of those without an end it names some."""
     with redis.Redis.from_url(five_nodes[0].url) as client:
         for number, text in enumerate(ACTING):
             client.set(b"redlock:lock:" + text.encode("utf-8", "replace"), TOKEN + in_json(text))
@@ -412,7 +398,6 @@ def test_the_doctor_bears_what_is_planted(app, five_nodes):
 @example(keys={"redlock:queued:n": (b"9" * 30, "hash")})
 @example(keys={"redlock:slot:beat/n": (b"9" * 30, "hash")})
 def test_locks_bear_what_is_planted(app, five_nodes, keys):
-    """Granted, taken or unavailable; a lock of another is left alone."""
     locks = plugin_for(app).locks
     with redis.Redis.from_url(five_nodes[0].url) as client:
         for key, (value, kind) in keys.items():

@@ -33,8 +33,6 @@ WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted"
 
 
 class Invoice(models.Model):
-    """Has a field for the fence, null for nobody's."""
-
     id = models.IntegerField(primary_key=True)
     state = models.CharField(max_length=20, default="open")
     fence = models.BigIntegerField(null=True)
@@ -47,8 +45,6 @@ class Invoice(models.Model):
 
 
 class Line(models.Model):
-    """Belongs to an invoice, so that it can be found by way of that."""
-
     invoice = models.ForeignKey(Invoice, models.CASCADE)
     state = models.CharField(max_length=20, default="open")
     fence = models.BigIntegerField(null=True)
@@ -61,8 +57,6 @@ class Line(models.Model):
 
 
 class Reminder(Invoice):
-    """Has its fence in its parent's table."""
-
     level = models.IntegerField(default=1)
 
     class Meta:  # noqa: D106
@@ -73,8 +67,6 @@ class Reminder(Invoice):
 
 
 class Guard(models.Model):
-    """The largest fence of a lock, in a field of another name."""
-
     lock = models.CharField(max_length=255, primary_key=True)
     highest = models.BigIntegerField()
 
@@ -86,19 +78,16 @@ class Guard(models.Model):
 
 
 def refused(*awaited: object, **values: object) -> StaleFence:
-    """Return the error of a fenced update that has to be refused."""
     with pytest.raises(StaleFence) as stale:
         fenced_update(*awaited, **values)
     return stale.value
 
 
 def states() -> dict[int, tuple[str, int | None]]:
-    """Return ``{id: (state, fence)}``."""
     return {row.id: (row.state, row.fence) for row in Invoice.objects.all()}
 
 
 def in_order() -> None:
-    """Nobody's row, an older one's, one's own again; then the older one comes and is refused."""
     Invoice.objects.create(id=7)
     Invoice.objects.create(id=8, fence=0)
     both = Invoice.objects.filter(id__in=(7, 8)).order_by("state")
@@ -110,7 +99,6 @@ def in_order() -> None:
 
 
 def all_or_none() -> None:
-    """One of three was written by a later holder: nothing stays, even in a caller's transaction."""
     for number, fence in enumerate((None, NEW, 1)):
         Invoice.objects.create(id=number, fence=fence)
     with transaction.atomic():
@@ -120,7 +108,6 @@ def all_or_none() -> None:
 
 
 def no_fence() -> None:
-    """None is refused before anything is written, with a word on what to do."""
     Invoice.objects.create(id=7)
     with pytest.raises(ValueError, match="fence is None"):
         fenced_update(Invoice.objects.all(), None, state="paid")
@@ -130,7 +117,6 @@ def no_fence() -> None:
 
 
 def guard() -> None:
-    """The same holder many times, then a newer one, then no older one; locks do not mix."""
     for lock, fence in (("a", OLD), ("a", OLD), ("a", NEW), ("b", OLD)):
         with transaction.atomic():
             raise_fence(Guard, fence, "highest", lock=lock)
@@ -152,7 +138,6 @@ def guard_misused() -> None:
 
 
 def in_thread(call: object) -> object:
-    """Call it in this thread and close the thread's own connection."""
     try:
         return call()
     finally:
@@ -160,8 +145,6 @@ def in_thread(call: object) -> object:
 
 
 def wait_until_somebody_waits() -> None:
-    """Wait until a connection of PostgreSQL waits for another one's lock."""
-
     def waits() -> int:
         with connection.cursor() as cursor:
             cursor.execute(WAITING)
@@ -171,7 +154,6 @@ def wait_until_somebody_waits() -> None:
 
 
 def race(write: object, row: object = None) -> object:
-    """Let a stale writer wait for a row; return the rows it wrote, or its error."""
     if row is None:
         Invoice.objects.create(id=7, fence=OLD)
         row = Invoice.objects.filter(id=7)
@@ -191,7 +173,6 @@ def race(write: object, row: object = None) -> object:
 
 
 def waited() -> None:
-    """A stale writer that waited for the row compares with what was committed meanwhile."""
     assert race(fenced_update).args == ("shop_invoice", OLD, NEW)
     assert states() == {7: ("paid", NEW)}
 
@@ -220,7 +201,6 @@ def waited_unfenced() -> None:
 
 
 def guard_made_twice() -> None:
-    """The second waits for the insert of the first, then raises that row or is stale."""
     for lock, first, second in (("a", OLD, NEW), ("b", NEW, OLD)):
 
         def come(lock: str = lock, fence: int = second) -> None:

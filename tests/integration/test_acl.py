@@ -48,7 +48,6 @@ SECRET = "s3cret-of-the-locks"
 
 
 def rights(user):
-    """Return the rights that the page gives to *user*, one by one."""
     (line,) = re.findall(rf"^user {user} on >\S+ ~redlock:\* (.*)$", PAGE.read_text(), re.MULTILINE)
     return line.split()
 
@@ -56,12 +55,10 @@ def rights(user):
 WORKER, OPERATOR = rights("worker"), rights("operator")
 #: Rights that are made use of where they are there, and not missed.
 HARMLESS = ("+client|setinfo", "+config|get")
-ONLY_TOOLS = [right for right in OPERATOR if right not in WORKER]
 
 
 @pytest.fixture
 def admin(contract_node):
-    """A client that may do everything; afterwards the user of the tests is no more."""
     with redis.Redis.from_url(contract_node.url) as client:
         yield client
         client.acl_deluser("shop")
@@ -69,7 +66,6 @@ def admin(contract_node):
 
 
 def allow(admin, node, allowed, keys="~redlock:*"):
-    """Return the URL by which a user who has these rights, and no others, reaches *node*."""
     admin.execute_command("ACL", "SETUSER", "shop", "reset", "on", f">{SECRET}", keys, *allowed)
     admin.acl_log_reset()
     return node.url.replace("redis://", f"redis://shop:{SECRET}@")
@@ -101,7 +97,6 @@ class Everything:
         self.said = []
 
     def features(self, names):
-        """Return what went wrong with which of the features *names*; empty if nothing."""
         failed = {}
         for name in names:
             try:
@@ -112,13 +107,11 @@ class Everything:
         return failed
 
     def enrolment(self):
-        """A new node is let vote, and tells that it does."""
         (told,) = bootstrap([self.url], RULES).values()
         assert told == "enrolled", told
         assert not (problems := check(self.locks)), problems
 
     def locking(self):
-        """A lock is taken, refused to another, extended, seen and released."""
         lease = self.locks.acquire("n")
         assert lease.fence
         lease = self.locks.extend(lease)
@@ -128,7 +121,6 @@ class Everything:
         assert outcome.name == "RELEASED", outcome
 
     def refusal(self):
-        """Who is refused is told for how long yet."""
         lease = self.locks.acquire("mine")
         with pytest.raises(LockTaken) as taken:
             self.locks.acquire("mine")
@@ -136,7 +128,6 @@ class Everything:
         self.locks.release(lease)
 
     def finished_tasks(self):
-        """The marker of one that has finished is set with the release, and taken away."""
         held = self.locks.take(LockRequest("marked", 60.0))
         self.locks.give_back(held, keep=30.0, marker=Marker("of a task", "done", 60.0))
         self.locks.inspect("marked")  # answers come in order: now the release has arrived
@@ -151,12 +142,10 @@ class Everything:
         assert not health.problem, health.problem
 
     def forgotten_scripts(self):
-        """What a node has forgotten is sent again."""
         self.admin.script_flush()
         self.locks.release(self.locks.acquire("forgotten"))
 
     def queued_markers(self):
-        """One runs, triggers are merged into the next one, and that one takes its turn."""
         queued = Reservations.on(self.locks)
 
         def trigger(task):
@@ -214,7 +203,6 @@ class Everything:
         return sum(entry["count"] for entry in log if f"+{entry['object']}" not in HARMLESS)
 
     def slots_of_beat(self):
-        """A slot is claimed with the holder of its task's lock, withdrawn, claimed and settled."""
         due = float(int(time.time()))
         lease = self.locks.acquire("report")
 
@@ -231,7 +219,6 @@ class Everything:
         self.locks.release(lease)
 
     def journal(self):
-        """What happened is noted."""
         write_record(self.locks, {"id": "1", "event": "x", "at": time.time()})
         probe(self.locks)
         assert self.admin.xlen("redlock:journal") == 1
@@ -246,7 +233,6 @@ class Everything:
         assert list(found.values()) == [1], found
 
     def status(self):
-        """``redlock status``."""
         (status,) = node_statuses([self.url], RULES)
         assert (status.state, status.problem) == ("up", ""), status
 
@@ -304,7 +290,6 @@ TOOLS = ("status", "listing", "explanation", "reading_the_journal", "taking_away
 
 @pytest.fixture
 def everything(admin):
-    """Use all that the library does: ``everything(url)``."""
     used = []
 
     def use(url):
@@ -317,7 +302,6 @@ def everything(admin):
 
 
 def is_refused(right, admin):
-    """Return whether the server has noted that this *right* was missing."""
     refused = {entry["object"] for entry in admin.acl_log()}
     if right.startswith("&"):
         return any(fnmatch(name, right[1:]) for name in refused)
@@ -325,19 +309,16 @@ def is_refused(right, admin):
 
 
 def without(rights, right):
-    """Return all *rights* but one."""
     return [other for other in rights if other != right]
 
 
 def test_a_worker_needs_no_more(admin, contract_node, everything):
-    """With the worker's rights all that tasks and beat do is done, and no command was refused."""
     used = everything(allow(admin, contract_node, [*WORKER, *harmless(admin)]))
     assert used.features(TASKS) == {}
     assert admin.acl_log() == []
 
 
 def test_an_operator_needs_no_more(admin, contract_node, everything):
-    """With the operator's rights all tools work as well."""
     allowed = [*OPERATOR, *harmless(admin), "+config|get"]
     used = everything(allow(admin, contract_node, allowed))
     assert used.features(TASKS + TOOLS) == {}
@@ -345,7 +326,6 @@ def test_an_operator_needs_no_more(admin, contract_node, everything):
 
 
 def test_what_only_makes_a_line_in_the_log_is_not_needed(admin, contract_node, everything):
-    """Two commands are refused without harm."""
     used = everything(allow(admin, contract_node, OPERATOR))
     assert used.features(TASKS + TOOLS) == {}
     refused = {entry["object"] for entry in admin.acl_log()}
@@ -354,7 +334,6 @@ def test_what_only_makes_a_line_in_the_log_is_not_needed(admin, contract_node, e
 
 @pytest.mark.parametrize("right", WORKER)
 def test_a_worker_needs_every_right(admin, contract_node, everything, right, caplog):
-    """With one right fewer something fails, and the server notes which right was missing."""
     caplog.set_level(logging.DEBUG)
     used = everything(allow(admin, contract_node, without(WORKER, right)))
     failed = used.features(TASKS)
@@ -367,7 +346,6 @@ def test_a_worker_needs_every_right(admin, contract_node, everything, right, cap
 
 @pytest.mark.parametrize("right", OPERATOR)
 def test_an_operator_needs_every_right(admin, contract_node, everything, right):
-    """Likewise, of the operator's tools, too."""
     used = everything(allow(admin, contract_node, without(OPERATOR, right)))
     assert used.features(TASKS + TOOLS)
     assert is_refused(right, admin)
@@ -394,7 +372,6 @@ def test_the_doctor_says_who_cannot_be_woken(admin, contract_node, right, missin
 
 
 def test_only_our_keys_have_to_be_allowed(admin, contract_node, everything):
-    """A user of other keys can do nothing, and one of all keys no more than one of ours."""
     used = everything(allow(admin, contract_node, WORKER, keys="~elsewhere:*"))
     failed = used.features(TASKS)
     assert "enrolment" in failed
@@ -402,7 +379,6 @@ def test_only_our_keys_have_to_be_allowed(admin, contract_node, everything):
 
 
 def test_the_page_knows_every_command_of_the_scripts():
-    """What a script calls is in its text."""
     called = {
         name.lower()
         for script in registered()
@@ -413,7 +389,6 @@ def test_the_page_knows_every_command_of_the_scripts():
 
 @pytest.mark.parametrize("password", ["wr0ng-pass", ""])
 def test_a_wrong_password(admin, contract_node, everything, password, caplog):
-    """The node does not vote, and it is said why, without either password."""
     caplog.set_level(logging.DEBUG)
     url = allow(admin, contract_node, WORKER).replace(SECRET, password)
     used = everything(url)

@@ -13,15 +13,10 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.all_locks import SCAN_COUNT, AllLocks, escape
 from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.reading.read_script import PAGE
-from support.stored import ROOMY
+from support.stored import ROOMY, urls_of
 
 RULES = Rules(**ROOMY)
 HOLDER = {"task": "shop.bill", "task_id": "id-1", "host": "web-1", "pid": 7}
-
-
-def urls(nodes):
-    """Return where the nodes are."""
-    return [node.url for node in nodes]
 
 
 def plant(node, names, *, value=None, px=600_000):
@@ -34,11 +29,10 @@ def plant(node, names, *, value=None, px=600_000):
 
 
 def test_pages_are_merged_over_all_nodes(five_nodes):
-    """Each lock once, with all nodes that have it, over several pages and wherever it stands."""
     for index, node in enumerate(five_nodes):
         plant(node, [f"all:{i}" for i in range(3 * PAGE)])
         plant(node, [f"only:{index}:{i}" for i in range(PAGE // 2)])
-    views = list(AllLocks(urls(five_nodes), RULES))
+    views = list(AllLocks(urls_of(five_nodes), RULES))
     votes = {view.name: len(view.votes) for view in views}
     assert len(votes) == len(views) == 3 * PAGE + 5 * (PAGE // 2)
     assert {votes[f"all:{i}"] for i in range(3 * PAGE)} == {5}
@@ -46,12 +40,11 @@ def test_pages_are_merged_over_all_nodes(five_nodes):
 
 
 def test_nodes_that_do_not_answer_are_named(redis_nodes):
-    """Those that never did, and those that stop in the middle; the others tell what they know."""
     nodes = redis_nodes(3)
     for node in nodes:
         plant(node, [f"a:{i}" for i in range(5 * PAGE)])
     nodes[0].kill()
-    locks = AllLocks(urls(nodes), RULES)
+    locks = AllLocks(urls_of(nodes), RULES)
     coming = iter(locks)
     first = [next(coming) for _ in range(PAGE // 2)]
     nodes[1].kill()
@@ -70,13 +63,11 @@ def test_nodes_that_do_not_answer_are_named(redis_nodes):
     ],
 )
 def test_names_can_be_picked(five_nodes, like, names):
-    """In the language of SCAN; what is quoted by `escape` means itself."""
     plant(five_nodes[0], ["a", "ab", "b", "a[x]*?b"])
-    assert {view.name for view in AllLocks(urls(five_nodes), RULES, like)} == names
+    assert {view.name for view in AllLocks(urls_of(five_nodes), RULES, like)} == names
 
 
 def test_what_others_wrote_does_not_hide_our_locks(five_nodes):
-    """Foreign values, keys of other types, fences that are no numbers, keys without an expiry."""
     node = five_nodes[0]
     plant(node, ["ours"])
     plant(node, ["foreign"], value="hunter2")
@@ -86,7 +77,7 @@ def test_what_others_wrote_does_not_hide_our_locks(five_nodes):
         client.set("redlock:fence:ours", "much")
         client.rpush("redlock:fence:leaked", "a")
         client.set("redlock:queued:ours", "no hash")
-    views = {view.name: view for view in AllLocks(urls(five_nodes), RULES)}
+    views = {view.name: view for view in AllLocks(urls_of(five_nodes), RULES)}
     assert set(views) == {"ours", "foreign", "leaked"}
     assert views["foreign"].is_foreign
     assert "hunter2" not in repr(views)
@@ -96,12 +87,11 @@ def test_what_others_wrote_does_not_hide_our_locks(five_nodes):
 
 
 def test_no_command_keeps_a_node_from_its_work(five_nodes):
-    """A node is asked for some locks at a time, and never for all of its keys."""
     node = five_nodes[0]
     plant(node, [f"a:{i}" for i in range(20 * PAGE)])
     with redis.Redis.from_url(node.url) as client:
         client.config_resetstat()
-        assert sum(1 for _ in AllLocks(urls(five_nodes), RULES)) == 20 * PAGE
+        assert sum(1 for _ in AllLocks(urls_of(five_nodes), RULES)) == 20 * PAGE
         stats = client.info("commandstats")
     assert "cmdstat_keys" not in stats
     assert stats["cmdstat_evalsha"]["calls"] >= 20
@@ -110,11 +100,11 @@ def test_no_command_keeps_a_node_from_its_work(five_nodes):
 
 def test_a_real_lock_is_told_like_a_planted_one(five_nodes):
     """The twin: what the library writes itself is ours, with its fence."""
-    bootstrap(urls(five_nodes), RULES)
-    locks = Redlock(urls(five_nodes), RULES)
+    bootstrap(urls_of(five_nodes), RULES)
+    locks = Redlock(urls_of(five_nodes), RULES)
     try:
         lease = locks.acquire("real")
-        (view,) = AllLocks(urls(five_nodes), RULES)
+        (view,) = AllLocks(urls_of(five_nodes), RULES)
     finally:
         locks.close()
     assert (view.name, view.is_foreign, view.fence) == ("real", False, lease.fence)

@@ -20,13 +20,11 @@ from support.waiting import eventually
 
 @pytest.fixture
 def server(redis_nodes):
-    """A broker that may be killed."""
     return redis_nodes(1)[0]
 
 
 @pytest.fixture
 def app(server, monkeypatch):
-    """An app in what looks like a worker, in a hurry."""
     monkeypatch.setattr(trace, "_localized", [None, None, "w1@localhost"])
     monkeypatch.setattr(outbox, "GATHER", 0.01)
     monkeypatch.setattr(outbox, "LONGEST_PAUSE", 0.02)
@@ -37,7 +35,6 @@ def app(server, monkeypatch):
 
 @pytest.fixture
 def observer(app):
-    """An observer whose connection is closed at the end."""
     observer = CeleryEvents(SimpleNamespace(app=app, sends_events=True))
     yield observer
     observer(NodeUp("the last"))
@@ -45,13 +42,11 @@ def observer(app):
 
 
 def open_files():
-    """Return how many file descriptors this process has."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_hundred_tries_leave_neither_files_nor_threads(server, observer, monkeypatch):
-    """While the broker is away, it is tried again and again, and nothing is left of a try."""
     tries = []
     send = observer._outbox._send
     monkeypatch.setattr(observer._outbox, "_send", lambda batch: tries.append(1) or send(batch))
@@ -68,7 +63,6 @@ def test_a_hundred_tries_leave_neither_files_nor_threads(server, observer, monke
 
 
 def test_telling_takes_no_longer_without_a_broker(server, observer):
-    """Nor with one that accepts connections and never answers; and the end is not held up."""
     observer(NodeUp("n"))
     eventually(lambda: not observer._outbox._is_pending, "the first event")
     server.pause()

@@ -50,7 +50,6 @@ print("done")
 
 @pytest.fixture
 def nodes(five_nodes):
-    """Three nodes that are enrolled."""
     urls = [node.url for node in five_nodes[:3]]
     assert set(bootstrap(urls, RULES).values()) == {"enrolled"}
     return five_nodes[:3]
@@ -58,13 +57,11 @@ def nodes(five_nodes):
 
 @pytest.fixture
 def locks(nodes):
-    """Locks on them."""
     with contextlib.closing(Redlock([node.url for node in nodes], RULES)) as locks:
         yield locks
 
 
 def test_abandoned_generators_end_and_release(nodes):
-    """The process does not hang, and no lock of theirs is left."""
     told = json.dumps([[node.url for node in nodes], ROOMY])
     ended = subprocess.run(
         [sys.executable, "-c", ABANDONS, told],
@@ -102,7 +99,6 @@ def test_a_close_amid_our_own_work_is_done_soon(locks):
 
 
 def test_an_acquire_amid_our_own_work_is_unavailable(locks, nodes):
-    """Nothing can be waited for there, and the next one is granted."""
     locks.release(locks.acquire("warm up", wait=20))
     with locks.fanout._mutex, pytest.raises(QuorumUnavailable, match="a finaliser cannot wait"):
         locks.acquire("a")

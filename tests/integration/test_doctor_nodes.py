@@ -17,7 +17,7 @@ from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.settings import Settings
 from support.clients import let_go
 from support.eviction import evict, evicting
-from support.stored import ROOMY
+from support.stored import ROOMY, do, label
 from support.waiting import eventually
 
 RULES = Rules(**ROOMY)
@@ -30,14 +30,12 @@ TOOLS = f"{WORKER} +scan +xrevrange +xrange +config|get"
 
 @pytest.fixture
 def app():
-    """An app whose nodes are set by each test."""
     app = Celery("doctored", broker="memory://", set_as_current=False)
     yield app
     let_go(app)
 
 
 def urls(nodes):
-    """Return where the nodes are."""
     return [getattr(node, "url", node) for node in nodes]
 
 
@@ -49,17 +47,6 @@ def found(app, nodes, rules=RULES):
     return {finding.code: finding.where for finding in findings(facts)}
 
 
-def do(node, *command):
-    """Run a command on a node."""
-    with redis.Redis.from_url(node.url) as client:
-        return client.execute_command(*command)
-
-
-def label(node):
-    """Return how a node is called."""
-    return f"127.0.0.1:{node.port}/0"
-
-
 def test_healthy_nodes_have_no_findings(app, redis_nodes):
     """The twin of all that follows."""
     nodes = redis_nodes(3)
@@ -68,7 +55,6 @@ def test_healthy_nodes_have_no_findings(app, redis_nodes):
 
 
 def test_keys_without_an_expiry(app, redis_nodes):
-    """They are counted over all pages and some are named; nothing of their values is."""
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
     with redis.Redis.from_url(nodes[1].url) as client, client.pipeline() as pipe:
@@ -86,7 +72,6 @@ def test_keys_without_an_expiry(app, redis_nodes):
 
 
 def test_down_unmarked_quarantined_and_foreign_nodes(app, redis_nodes):
-    """Each by its own code, and without a majority of the others that, too."""
     nodes = redis_nodes(5)
     others = Rules(ttl=30, max_ttl=30)
     bootstrap(urls(nodes), RULES)
@@ -104,7 +89,6 @@ def test_down_unmarked_quarantined_and_foreign_nodes(app, redis_nodes):
 
 
 def test_servers_that_must_not_be_lock_nodes(app, redis_nodes):
-    """A replica, one that evicts, one of a cluster, and one that is named twice."""
     nodes = redis_nodes(3)
     (cluster,) = redis_nodes(1, extra_args=["--cluster-enabled", "yes"])
     bootstrap(urls(nodes), RULES)
@@ -167,7 +151,6 @@ def test_options_of_tasks_without_a_lock(app, redis_nodes):
 
 
 def test_a_node_that_is_nearly_full(app, redis_nodes):
-    """Told before it refuses writes."""
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
     used = redis.Redis.from_url(nodes[0].url).info("memory")["used_memory"]
@@ -176,7 +159,6 @@ def test_a_node_that_is_nearly_full(app, redis_nodes):
 
 
 def test_persistence_counts_where_the_guard_is_off(app, redis_nodes):
-    """A node that keeps nothing is fine with the guard, and an error without."""
     nodes = redis_nodes(3)
     unguarded = Rules(**ROOMY, restart_guard=False)
     assert "restart-forgets" in found(app, nodes, unguarded)
@@ -203,7 +185,6 @@ def test_persistence_counts_where_the_guard_is_off(app, redis_nodes):
     ],
 )
 def test_what_the_user_must_not_do_is_found(app, redis_nodes, allowed, expected):
-    """Also what only a script does; nothing of the probe is left behind; no password is told."""
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
     user = ["ACL", "SETUSER", "shop", "on", ">s3cret", "~redlock:*", *allowed.split()]
@@ -240,7 +221,6 @@ def test_what_is_forbidden_inside_a_script_is_not_laid_to_evalsha(app, redis_nod
 
 
 def test_only_our_keys_have_to_be_allowed(app, redis_nodes):
-    """A user for other keys can do nothing for us."""
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
     do(nodes[0], "ACL", "SETUSER", "shop", "on", ">s3cret", "~other:*", *TOOLS.split())
@@ -249,7 +229,6 @@ def test_only_our_keys_have_to_be_allowed(app, redis_nodes):
 
 
 def test_a_wrong_password_is_a_node_that_does_not_answer(app, redis_nodes):
-    """With the server's own words, and without the password."""
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
     url = nodes[0].url.replace("redis://", "redis://shop:wr0ng@")
@@ -258,7 +237,6 @@ def test_a_wrong_password_is_a_node_that_does_not_answer(app, redis_nodes):
 
 @pytest.mark.parametrize("setting", ["broker_url", "result_backend"])
 def test_a_node_that_is_also_something_else(app, redis_nodes, setting):
-    """Another database of the same server is the same server; another server is not."""
     *nodes, other = redis_nodes(4)
     bootstrap(urls(nodes), RULES)
     app.conf[setting] = nodes[0].url.replace("/0", "/7").replace("127.0.0.1", "localhost")
@@ -269,7 +247,6 @@ def test_a_node_that_is_also_something_else(app, redis_nodes, setting):
 
 
 def test_tasks_of_the_app_are_looked_at(app, redis_nodes, caplog):
-    """Options that make no sense, and copies that would run again, without a word in the log."""
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
 
@@ -292,7 +269,6 @@ def test_tasks_of_the_app_are_looked_at(app, redis_nodes, caplog):
 
 
 def test_a_declaration_that_makes_no_sense_is_a_finding(app, redis_nodes):
-    """It would end a worker's start; the rest is looked at all the same."""
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
 
@@ -322,7 +298,6 @@ def test_the_clock_of_a_node_is_compared_with_ours(app, redis_nodes, monkeypatch
 
         @staticmethod
         def time():
-            """Return a time of a clock that is too fast."""
             return real() + 20.0
 
     monkeypatch.setattr(gathering, "time", Ahead)

@@ -36,7 +36,6 @@ from celery_redlock.lock.nodes.link import Gone
 from celery_redlock.lock.nodes.round import Round
 from celery_redlock.lock.nodes.steps import NodeClock
 from celery_redlock.lock.records import Keys, marker_key
-from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import requests, votes
 from celery_redlock.lock.scripts.scripting import CONSTANTS, Script, read_release
@@ -44,31 +43,13 @@ from celery_redlock.lock.scripts.scripts import RELEASE_LUA
 from celery_redlock.lock.watchdog import Watchdog
 from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.health import check, probe
-from support.stored import RENEWED, ROOMY, value_of, wait_until_free, wait_until_taken
+from support.stored import RENEWED, ROOMY, clients_of, value_of, wait_until_free, wait_until_taken
 from support.waiting import eventually
 
 #: A lease whose end is waited for.
 BRIEF = {**ROOMY, "ttl": 3.0, "node_timeout": 1.0}
 
 protection = pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
-
-
-@pytest.fixture
-def locks():
-    """Return a function that makes a `Redlock` on servers, which enrols them first."""
-    with contextlib.ExitStack() as stack:
-
-        def make(servers, *, bootstrap=True, observers=(), **settings):
-            urls = [server.url for server in servers]
-            rules = Rules(**{**ROOMY, **settings})
-            if bootstrap:
-                told = reading.bootstrap(urls, rules)
-                assert set(told.values()) == {"enrolled"}, told
-            made = Redlock(urls, rules, observers)
-            stack.callback(made.close)
-            return made
-
-        yield make
 
 
 @pytest.fixture
@@ -89,7 +70,6 @@ def paused():
 
 @pytest.fixture
 def given_up(monkeypatch):
-    """The rounds that waited for a node as long as one may."""
     calls, give_up = [], Fanout._give_up
     monkeypatch.setattr(
         Fanout, "_give_up", lambda it, *words: (calls.append(words), give_up(it, *words))
@@ -98,7 +78,6 @@ def given_up(monkeypatch):
 
 
 def grants(lock, name):
-    """Return whether *name* is to be had."""
     try:
         lock.acquire(name)
     except (LockTaken, QuorumUnavailable):
@@ -150,7 +129,6 @@ def test_a_late_release_does_not_free_the_next_holders_lock(five_nodes, locks, m
 def test_a_node_that_is_behind_reads_what_was_sent_before_the_end(
     redis_nodes, locks, monkeypatch, on
 ):
-    """Many releases, and then close(): a node that was paused meanwhile has all of them, too."""
     if not on:
         closed = Gone("closed")
         monkeypatch.setattr(node.Node, "finish", lambda it: it.detach(closed))
@@ -216,8 +194,6 @@ def test_a_release_goes_behind_what_it_undoes(five_nodes, proxied_nodes, locks, 
 
 
 def _catch_up(lock):
-    """Read all that the nodes owe."""
-
     def owes_nothing():
         lock.inspect("another")
         return not any(node._owed for node in lock.fanout.nodes if node.connection)
@@ -226,7 +202,6 @@ def _catch_up(lock):
 
 
 def test_a_stopped_server_keeps_nothing_of_an_attempt_that_was_given_up(redis_nodes, locks, paused):
-    """SIGSTOP, a round, SIGCONT: request and release lie in the socket in their order."""
     servers = redis_nodes(1)
     lock = locks(servers, node_timeout=1.0)
     _reconnect(lock)
@@ -354,7 +329,6 @@ def test_a_renewal_after_the_deadline_revives_nothing(five_nodes, locks, monkeyp
 def test_a_renewal_that_overtakes_its_release_leaves_no_lock_behind(
     five_nodes, locks, monkeypatch, on
 ):
-    """A lock given back while the watchdog is about to renew it is free: the release waits."""
     lock = locks(five_nodes[:3])
     begun, go_on, extend = threading.Event(), threading.Event(), lock._watchdog._extend
 
@@ -379,7 +353,6 @@ def test_a_renewal_that_overtakes_its_release_leaves_no_lock_behind(
 
 @protection
 def test_a_release_without_a_connection_is_made_up_for(five_nodes, proxied_nodes, locks, on):
-    """What could not be released in a failing network is released when it is back."""
     links = proxied_nodes(five_nodes[:3])
     lock = locks(links)
     lease = lock.acquire("report")
@@ -486,7 +459,6 @@ def test_a_marker_that_somebody_planted_ends_nothing(five_nodes, locks, monkeypa
 
 @protection
 def test_a_jump_of_a_nodes_clock_voids_its_vote(five_nodes, locks, paused, monkeypatch, on):
-    """A node whose keys may have expired early neither votes nor is believed by anybody else."""
     told = []
     lock = locks(five_nodes[:3], observers=[told.append])
     other = locks(five_nodes[:3], bootstrap=False)
@@ -520,7 +492,6 @@ def test_one_node_alone_is_in_doubt_for_the_client_that_sees_it_jump(
 
 
 def _step_clock(monkeypatch, lock, step):
-    """Make the first node's clock say *step* more, to this client."""
     first, take = lock.fanout.nodes[0].clock, NodeClock.take
 
     def stepped(clock, reading):
@@ -546,7 +517,6 @@ def test_a_backward_jump_is_told_and_costs_one_vote_only(five_nodes, locks, monk
 
 
 def test_a_slow_reply_is_no_jump(five_nodes, proxied_nodes, locks):
-    """However long an answer was under way, the clocks are not to blame."""
     told = []
     links = proxied_nodes(five_nodes[:1])
     lock = locks(links, observers=[told.append])
@@ -566,7 +536,6 @@ def _cycle(lock, name="report"):
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_failed_minority_is_never_waited_for(redis_nodes, locks, paused, given_up, how):
-    """With two of five nodes gone, the others decide; `benchmarks` tells how long it takes."""
     servers = redis_nodes(5)
     lock = locks(servers)
     _reconnect(lock)
@@ -584,7 +553,6 @@ def test_a_failed_minority_is_never_waited_for(redis_nodes, locks, paused, given
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_node_that_returns_is_used_again(redis_nodes, locks, paused, how):
-    """It is told down and up, and after its return its vote counts: the others may go then."""
     servers = redis_nodes(3)
     told = []
     lock = locks(servers, observers=[told.append])
@@ -612,7 +580,6 @@ def test_a_node_that_returns_is_used_again(redis_nodes, locks, paused, how):
 
 
 def test_a_stopped_node_is_used_again_however_long_it_was_away(redis_nodes, locks, paused):
-    """Also after its connection was given up: it is greeted anew when it goes on."""
     servers = redis_nodes(3)
     lock = locks(servers)
     _cycle(lock)
@@ -634,7 +601,6 @@ def test_a_stopped_node_is_used_again_however_long_it_was_away(redis_nodes, lock
 def test_without_a_majority_it_is_said_soon_that_nobody_can_decide(
     redis_nodes, locks, paused, given_up, how
 ):
-    """With three of five nodes gone: unavailable, not taken, and waited for in one round."""
     servers = redis_nodes(5)
     lock = locks(servers, node_timeout=1.0)
     _reconnect(lock)
@@ -656,7 +622,6 @@ def test_without_a_majority_it_is_said_soon_that_nobody_can_decide(
 def test_a_hung_majority_is_waited_for_once_and_not_in_every_round(
     redis_nodes, locks, paused, given_up
 ):
-    """After the first timeout a node that owes an answer is not waited for until it gives it."""
     servers = redis_nodes(3)
     lock = locks(servers, node_timeout=1.0)
     _reconnect(lock)
@@ -676,17 +641,15 @@ def test_nodes_that_hung_up_while_nobody_asked_are_back_before_the_next_round(
     lock = locks(five_nodes[:3])
     for _ in range(3):
         _cycle(lock)
-        for server in five_nodes[:3]:
-            with redis.Redis.from_url(server.url) as client:
-                client.client_kill_filter(_type="normal", skipme=True)
-                eventually(lambda client=client: len(client.client_list()) == 1, "hanging up")
+        for client in clients_of(five_nodes[:3]):
+            client.client_kill_filter(_type="normal", skipme=True)
+            eventually(lambda client=client: len(client.client_list()) == 1, "hanging up")
     _cycle(lock)
 
 
 def test_a_connection_that_breaks_in_the_middle_of_a_round_costs_nothing(
     five_nodes, proxied_nodes, locks
 ):
-    """Reset at any moment, one of three nodes does not count, and the other two decide."""
     links = proxied_nodes(five_nodes[:3])
     lock = locks(links)
     for number in range(30):
@@ -703,7 +666,6 @@ def test_a_connection_that_breaks_in_the_middle_of_a_round_costs_nothing(
 
 
 def test_dropped_replies_do_not_shift_those_that_follow(redis_nodes, locks, paused):
-    """Through many rounds with a node that stops and goes on, each answer finds its question."""
     servers = redis_nodes(3)
     lock = locks(servers)
     for number in range(6):
@@ -725,7 +687,6 @@ def test_dropped_replies_do_not_shift_those_that_follow(redis_nodes, locks, paus
 
 
 def test_the_watchdog_keeps_a_lock_while_a_minority_dies(redis_nodes, locks):
-    """Over two TTLs and through two deaths, nobody else gets the lock."""
     servers = redis_nodes(5)
     lock, rival = locks(servers, ttl=RENEWED), locks(servers, bootstrap=False)
     with lock.hold("report") as mine:
@@ -738,7 +699,6 @@ def test_the_watchdog_keeps_a_lock_while_a_minority_dies(redis_nodes, locks):
 
 
 def test_the_watchdog_keeps_a_lock_while_a_minority_hangs(redis_nodes, locks, paused):
-    """A stopped node delays a renewal by one round at most."""
     servers = redis_nodes(3)
     lock = locks(servers, ttl=RENEWED)
     with lock.hold("report") as mine:
@@ -749,7 +709,6 @@ def test_the_watchdog_keeps_a_lock_while_a_minority_hangs(redis_nodes, locks, pa
 
 
 def test_a_lock_without_a_majority_is_lost_at_its_deadline_and_not_before(redis_nodes, locks):
-    """While nobody knows, the holder goes on; when the lease ends, it is told."""
     servers = redis_nodes(3)
     lock = locks(servers, ttl=RENEWED)
     lost_at = []

@@ -52,19 +52,15 @@ OLD, NEW = 7_400_000_000_000_001, 7_400_000_000_000_002
 
 
 def setting(state, *ids):
-    """Return an UPDATE of some invoices."""
     values = {"state": state, "writes": INVOICE.c.writes + 1}
     return update(INVOICE).where(INVOICE.c.id.in_(ids)).values(values)
 
 
 def unfenced(connection, statement, _fence):
-    """Write as a task does that knows nothing of fences."""
     return connection.execute(statement).rowcount
 
 
 class Store:
-    """A database, and connections to it."""
-
     def __init__(self, url):
         self.is_sqlite = url.startswith("sqlite")
         patience = {"timeout": 60} if self.is_sqlite else {}
@@ -78,18 +74,15 @@ class Store:
             connection.execute(insert(INVOICE), rows)
 
     def states(self):
-        """Return ``{id: (state, fence)}``."""
         with self.engine.connect() as connection:
             rows = connection.execute(select(INVOICE))
             return {row.id: (row.state, row.fence) for row in rows}
 
     def guards(self):
-        """Return ``{lock: fence}``."""
         with self.engine.connect() as connection:
             return {row.lock: row.fence for row in connection.execute(select(GUARD))}
 
     def wait_until_somebody_waits(self):
-        """Wait until a connection of PostgreSQL waits for another one's lock."""
         asked = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
         with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             eventually(lambda: connection.execute(asked).scalar(), "connection that waits")
@@ -97,7 +90,6 @@ class Store:
 
 @pytest.fixture
 def sqlite(tmp_path):
-    """A SQLite file."""
     store = Store(f"sqlite:///{tmp_path / 'store.sqlite3'}")
     yield store
     store.engine.dispose()
@@ -105,7 +97,6 @@ def sqlite(tmp_path):
 
 @pytest.fixture
 def postgresql(database):
-    """A database of a real PostgreSQL."""
     store = Store(database.url)
     yield store
     store.engine.dispose()
@@ -113,7 +104,6 @@ def postgresql(database):
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store(request):
-    """Each kind of store in turn."""
     return request.getfixturevalue(request.param)
 
 
@@ -121,7 +111,6 @@ def store(request):
 
 
 def test_the_newest_holder_writes_and_an_older_one_does_not(store):
-    """Nobody's row, an older one's, one's own again; then the older one comes and is refused."""
     store.add(i7=None, i8=0)
     for fence in (OLD, OLD, NEW, NEW):
         with store.engine.begin() as connection:
@@ -149,7 +138,6 @@ def test_a_row_that_is_not_there_is_not_stale(store):
 
 
 def test_many_rows_are_all_written_or_none(store):
-    """One of three was written by a later holder: the transaction ends, and nothing stays."""
     store.add(i1=None, i2=NEW, i3=1)
     with pytest.raises(StaleFence) as stale, store.engine.begin() as connection:
         fenced_update(connection, setting("paid", 1, 2, 3), OLD)
@@ -160,7 +148,6 @@ def test_many_rows_are_all_written_or_none(store):
 
 
 def test_a_session_writes_fenced_as_well(store):
-    """The ORM's session takes the place of the connection; so in a guard row."""
     store.add(i7=NEW)
     with pytest.raises(StaleFence), Session(store.engine) as session, session.begin():
         fenced_update(session, setting("paid", 7), OLD)
@@ -175,7 +162,6 @@ class Entity:
 
 
 def test_objects_of_a_session_follow_a_fenced_update(store):
-    """Also where only the database can tell which rows are found, and tells which were written."""
     mapper = registry()
     mapper.map_imperatively(Entity, INVOICE)
     store.add(i7=OLD, i8=OLD, i9=None)
@@ -190,7 +176,6 @@ def test_objects_of_a_session_follow_a_fenced_update(store):
 
 
 def test_a_guard_row_protects_what_is_written_beside_it(store):
-    """Also rows that are inserted; the same holder may come many times, other locks have theirs."""
     for lock, fence in (("a", OLD), ("a", OLD), ("a", NEW), ("b", OLD)):
         with store.engine.begin() as connection:
             raise_fence(connection, GUARD, lock, fence)
@@ -203,7 +188,6 @@ def test_a_guard_row_protects_what_is_written_beside_it(store):
 
 
 def test_a_guard_row_is_not_raised_by_a_transaction_that_fails(store):
-    """What was not written does not keep anybody else from writing."""
     with pytest.raises(ZeroDivisionError), store.engine.begin() as connection:
         raise_fence(connection, GUARD, "a", NEW)
         raise ZeroDivisionError
@@ -261,7 +245,6 @@ def test_a_stale_writer_without_a_fence_overwrites(postgresql):
 
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_a_snapshot_is_refused_by_the_database_and_then_by_the_fence(postgresql, isolation):
-    """With a snapshot from before, the database tells it to begin again; then it is stale."""
     postgresql.add(i7=OLD)
     refused = race(postgresql, fenced_update, isolation=isolation, begin=select(INVOICE))
     assert isinstance(refused, OperationalError)
@@ -274,7 +257,6 @@ def test_a_snapshot_is_refused_by_the_database_and_then_by_the_fence(postgresql,
 
 @contextmanager
 def holding(store, lock, fence):
-    """Have a guard row raised by somebody who has not committed yet."""
     with store.engine.begin() as connection:
         raise_fence(connection, GUARD, lock, fence)
         yield connection
@@ -282,8 +264,6 @@ def holding(store, lock, fence):
 
 @pytest.mark.parametrize(("first", "second"), [(OLD, NEW), (NEW, OLD)])
 def test_two_that_make_the_same_guard_row_are_told_apart(postgresql, first, second):
-    """The second waits for the insert of the first, and then raises that row or is stale."""
-
     def come():
         with postgresql.engine.begin() as connection:
             raise_fence(connection, GUARD, "a", second)
@@ -315,7 +295,6 @@ def test_a_guard_row_that_a_snapshot_cannot_see_fails_with_the_databases_error(p
 
 
 def crowd(store, write):
-    """Let many holders write to one row, and return the fences in the order of their writes."""
     order = []
     fences = random.Random(9).sample(range(1, 1000), 40)
     store.add(i7=None)
@@ -337,19 +316,16 @@ def crowd(store, write):
 
 
 def by_column(connection, fence):
-    """Write to the row with the fence."""
     fenced_update(connection, setting(f"by {fence}", 7), fence)
 
 
 def by_guard(connection, fence):
-    """Write to the row, with the guard raised first."""
     raise_fence(connection, GUARD, "a", fence)
     connection.execute(setting(f"by {fence}", 7))
 
 
 @pytest.mark.parametrize("write", [by_column, by_guard])
 def test_a_crowd_writes_in_the_order_of_its_fences(store, write):
-    """Forty holders of eight connections in any order: fences only grow, the largest is last."""
     order, largest = crowd(store, write)
     assert order == sorted(order)
     assert order[-1] == largest
@@ -384,13 +360,11 @@ def test_one_of_many_inserts_at_a_time_under_a_guard(postgresql):
 
 @pytest.fixture(params=[False, True], ids=["bytes", "text"])
 def client(request, contract_node):
-    """A client of each kind of server, which decodes answers or does not."""
     with redis.Redis.from_url(contract_node.url, decode_responses=request.param) as client:
         yield client
 
 
 def test_the_newest_holder_sets_and_an_older_one_does_not(client):
-    """The fence stands beside the value, in full, and the same holder sets it many times."""
     for fence in (OLD, OLD, NEW, NEW):
         fenced_set(client, "stock", f"by {fence}", fence)
     with pytest.raises(StaleFence) as stale:
@@ -403,7 +377,6 @@ def test_the_newest_holder_sets_and_an_older_one_does_not(client):
 
 @pytest.mark.parametrize("fence", [1, 9, 2**31, 10**15 - 1, 2**53 - 1])
 def test_redis_compares_neighbours_exactly(client, fence):
-    """As numbers, not as text, and with all their digits."""
     fenced_set(client, "stock", "new", fence + 1)
     with pytest.raises(StaleFence):
         fenced_set(client, "stock", "late", fence)
@@ -443,7 +416,6 @@ def test_both_keys_are_in_one_slot_of_a_cluster(redis_nodes):
 
 
 def test_a_crowd_sets_in_the_order_of_its_fences(client):
-    """The script is one step for everybody else: what stands at the end is the newest's."""
     fences = random.Random(7).sample(range(1, 10**6), 200)
 
     def come(fence):

@@ -18,7 +18,6 @@ PATH = [str(Path(celery_redlock.__file__).parents[1]), str(PROGRAM.parents[1])]
 
 
 def run(case, database):
-    """Run one case in a process of its own; what it asserts comes home as its last words."""
     done = subprocess.run(
         [sys.executable, "-W", "error", str(PROGRAM), case, json.dumps(database)],
         env={"PYTHONPATH": ":".join(PATH)},
@@ -32,7 +31,6 @@ def run(case, database):
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def settings(request, tmp_path):
-    """An empty database of each kind, as an entry of DATABASES."""
     if request.param == "postgresql":
         return request.getfixturevalue("database").django
     return {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "store.sqlite3")}
@@ -40,7 +38,6 @@ def settings(request, tmp_path):
 
 @pytest.mark.parametrize("case", ["in_order", "all_or_none", "no_fence", "guard", "guard_misused"])
 def test_an_older_holder_does_not_write(settings, case):
-    """One after the other, as the case says."""
     run(case, settings)
 
 
@@ -49,5 +46,4 @@ WAITED = ["waited", "waited_by_way_of_another_table", "waited_inherited", "waite
 
 @pytest.mark.parametrize("case", [*WAITED, "guard_made_twice"])
 def test_of_two_at_the_same_time_the_older_one_does_not_write(database, case):
-    """They have a connection each, and one waits for the other, as the case says."""
     run(case, database.django)

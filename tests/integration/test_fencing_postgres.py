@@ -21,7 +21,6 @@ PATH = [str(Path(celery_redlock.__file__).parents[1]), str(Path(postgres.__file_
 
 
 def test_each_test_has_a_database_of_its_own(postgres_server):
-    """What one wrote, the next does not find; its connections end with it."""
     with postgres_server.database() as one, postgres_server.database() as other:
         with create_engine(one.url, poolclass=NullPool).begin() as db:
             db.execute(text("CREATE TABLE mine (id int)"))
@@ -38,7 +37,6 @@ def test_it_listens_at_its_socket_alone(database):
 
 
 def test_it_ends_with_a_test_run_that_is_killed(postgres_server):
-    """Process and folder, by the reaper."""
     program = """
         import time
         from support.postgres import find_postgres, postgres
@@ -66,7 +64,6 @@ def test_it_ends_with_a_test_run_that_is_killed(postgres_server):
 
 
 def test_a_missing_one_says_what_to_install(monkeypatch, tmp_path):
-    """That is the reason of the skip at home, and of the failure in CI."""
     monkeypatch.setattr(postgres, "DEBIAN", tmp_path)
     monkeypatch.setattr(shutil, "which", lambda *_: None)
     with pytest.raises(RuntimeError, match="package postgresql"):

@@ -26,6 +26,7 @@ from celery_redlock.testing.servers import servers
 from support.contender import RULES, Contender, locks_on, of_any_name
 from support.events import now
 from support.proxy import proxied
+from support.stored import clients_of
 from support.waiting import eventually
 
 #: Longest that a lock may be free while somebody waits for it [s].
@@ -40,14 +41,12 @@ FAR = 0.0025
 
 @pytest.fixture
 def stack(monkeypatch):
-    """What a test has started, ended with it; nodes have one name, whatever the way to them."""
     monkeypatch.setattr(Rules, "fingerprint", of_any_name)
     with ExitStack() as stack:
         yield stack
 
 
 def two_sites(stack):
-    """Return three nodes and their URLs on each of two sites; two are near the first."""
     nodes = stack.enter_context(servers(3))
     ways = []
     for number in range(2):
@@ -60,7 +59,6 @@ def two_sites(stack):
 
 
 def crowd(stack, ways, modes=(True, False)):
-    """Return a process on each way to the nodes, connected; none of their threads has waited."""
     crew = [stack.enter_context(Contender(urls)) for urls in ways]
     for one, hints in itertools.product(crew, modes):
         eventually(
@@ -71,17 +69,14 @@ def crowd(stack, ways, modes=(True, False)):
 
 
 def longest_free(grants):
-    """Return for how long the lock was free at most [s], between grants of one holder at a time."""
     return max((b[0] - a[1] for a, b in itertools.pairwise(sorted(grants))), default=float("inf"))
 
 
 def grants_of(crew, ends):
-    """Return the grants of processes that contended until then, and that as an empty one."""
     return [(ends, ends), *(tuple(grant) for one in crew for grant in one.found())]
 
 
 def with_and_without(contends):
-    """Return how many grants a turn has with hints and without, and the longest pause with them."""
     counts, idle = {True: [], False: []}, 0.0
     for turn in range(TURNS):
         for hints in (True, False) if turn < TURNS_WITHOUT else (True,):
@@ -94,7 +89,6 @@ def with_and_without(contends):
 
 @pytest.mark.parametrize("away", ["down", "restarted empty"])
 def test_a_node_that_is_away_costs_no_grants(stack, away):
-    """Ten on two sites; the majority that hints come from is that of the nodes that are left."""
     nodes, ways = two_sites(stack)
     crew = crowd(stack, ways)
     nodes[1].kill()
@@ -113,7 +107,6 @@ def test_a_node_that_is_away_costs_no_grants(stack, away):
 
 
 def test_a_process_that_stands_still_holds_nobody_up(stack):
-    """Ten threads of it are in line among the others, and never come."""
     _, ways = two_sites(stack)
     *crew, stopped = crowd(stack, [*ways, ways[0]])
     holder = stack.enter_context(closing(locks_on(ways[0])))
@@ -157,7 +150,6 @@ def test_a_process_that_waits_for_the_first_time_is_waited_for_by_nobody(stack, 
 
 
 def test_one_who_has_fewer_places_costs_the_others_none(stack):
-    """Limits of 3, 3 and 1 on one name; who can have the first place alone is told of no other."""
     _, ways = two_sites(stack)
     *crew, few = crowd(stack, [*ways, ways[0]])
     counts, idle = {True: 0, False: 0}, 0.0
@@ -176,13 +168,8 @@ def test_one_who_has_fewer_places_costs_the_others_none(stack):
 
 
 def commands(nodes):
-    """Return how many commands the nodes have done, those of scripts among them."""
-    total = 0
-    for node in nodes:
-        with redis.Redis.from_url(node.url) as client:
-            told = client.info("commandstats")
-            total += sum(one["calls"] for one in told.values())
-    return total
+    told = [client.info("commandstats") for client in clients_of(nodes)]
+    return sum(one["calls"] for stats in told for one in stats.values())
 
 
 def test_a_lock_of_many_places_costs_who_waits_for_it_no_more_than_one_of_two(stack):
@@ -195,9 +182,8 @@ def test_a_lock_of_many_places_costs_who_waits_for_it_no_more_than_one_of_two(st
     cost = {}
     for limit in (2, 300):
         keys = [f"redlock:lock:{place_name(f'x {limit}', place)}" for place in range(limit)]
-        for node in nodes:
-            with redis.Redis.from_url(node.url) as client:
-                client.mset(dict.fromkeys(keys, "f" * 40 + "{}"))
+        for client in clients_of(nodes):
+            client.mset(dict.fromkeys(keys, "f" * 40 + "{}"))
         before = commands(nodes)
         for _ in range(3):
             with pytest.raises(LockTaken):

@@ -70,7 +70,6 @@ green = pytest.mark.parametrize("setup", ["eventlet", "gevent"])
 
 
 def run(setup, source):
-    """Run a script in one kind of thread, and return what it told."""
     if setup in ("gevent", "eventlet") and not find_spec(setup):
         pytest.skip(f"{setup} is not installed")
     whole = f"{SETUPS[setup]}\n{HEAD}\n{textwrap.dedent(source)}"
@@ -89,7 +88,6 @@ def run(setup, source):
 
 @everywhere
 def test_it_is_raised_once_where_it_was_armed(setup):
-    """In the body's own thread, soon, with whose it is; firing again changes nothing."""
     (told,) = run(
         setup,
         """
@@ -117,7 +115,6 @@ def test_it_is_raised_once_where_it_was_armed(setup):
 
 @everywhere
 def test_nothing_is_raised_before_or_after(setup):
-    """Fired too early, too late, or just at the end: code around the body runs undisturbed."""
     (told,) = run(
         setup,
         """
@@ -158,7 +155,6 @@ def test_nothing_is_raised_before_or_after(setup):
 @everywhere
 @pytest.mark.parametrize("order", ["outer first", "inner first"])
 def test_two_that_are_lost_at_once_are_both_raised(setup, order):
-    """In nested bodies: each in its own, and neither hides the other."""
     (told,) = run(
         setup,
         f"""
@@ -191,7 +187,6 @@ def test_two_that_are_lost_at_once_are_both_raised(setup, order):
 
 @everywhere
 def test_our_own_io_in_a_nested_task_is_not_disturbed(setup):
-    """What is fired meanwhile is raised right after; so is what was fired just before."""
     (told,) = run(
         setup,
         """
@@ -236,7 +231,6 @@ def test_our_own_io_in_a_nested_task_is_not_disturbed(setup):
     ],
 )
 def test_a_greenlet_is_woken_from_whatever_it_waits_for(setup, waits):
-    """At once; and it leaves nothing behind: its next waits take their time, others their turn."""
     (told,) = run(
         setup,
         f"""
@@ -277,7 +271,6 @@ def test_a_greenlet_is_woken_from_whatever_it_waits_for(setup, waits):
 
 @green
 def test_a_greenlet_that_never_gives_way_is_told_when_it_does(setup):
-    """Not before: its own loop runs on; then at its first wait."""
     (told,) = run(
         setup,
         """
@@ -308,7 +301,6 @@ def test_a_greenlet_that_never_gives_way_is_told_when_it_does(setup):
 
 
 def test_nothing_green_is_imported():
-    """Where threads are threads, neither gevent nor eventlet is loaded to find that out."""
     (told,) = run(
         "main",
         """

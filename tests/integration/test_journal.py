@@ -12,22 +12,16 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.health import probe
 from celery_redlock.reading.journal import JournalReader, write_record
 from celery_redlock.reading.nodes import bootstrap
-from support.stored import ROOMY
+from support.stored import ROOMY, clients_of, urls_of
 from support.waiting import eventually
 
 RULES = Rules(**ROOMY)
 
 
-def urls(nodes):
-    """Return the URLs of *nodes*."""
-    return [node.url for node in nodes]
-
-
 @pytest.fixture
 def locks(five_nodes):
-    """Locks on five nodes, connected."""
-    bootstrap(urls(five_nodes), RULES)
-    locks = Redlock(urls(five_nodes), RULES)
+    bootstrap(urls_of(five_nodes), RULES)
+    locks = Redlock(urls_of(five_nodes), RULES)
     probe(locks)
     yield locks
     locks.close()
@@ -35,43 +29,32 @@ def locks(five_nodes):
 
 @pytest.fixture
 def reader(five_nodes):
-    """A reader of the five journals."""
-    reader = JournalReader(urls(five_nodes), RULES)
+    reader = JournalReader(urls_of(five_nodes), RULES)
     yield reader
     reader.close()
 
 
 def put(locks, *numbers):
-    """Write records with these numbers."""
     for number in numbers:
         write_record(locks, {"event": "Test", "at": time.time(), "number": number})
 
 
 def arrived(nodes, count):
-    """Wait until every node has so many records."""
-
-    def lengths():
-        found = []
-        for node in nodes:
-            with redis.Redis.from_url(node.url) as client:
-                found.append(client.xlen("redlock:journal"))
-        return found
-
-    eventually(lambda: all(length >= count for length in lengths()), f"{count} records")
+    eventually(
+        lambda: all(client.xlen("redlock:journal") >= count for client in clients_of(nodes)),
+        f"{count} records",
+    )
 
 
 def numbers(records):
-    """Return the numbers of *records*."""
     return [record["number"] for record in records]
 
 
 def test_a_record_is_written_though_the_nodes_have_forgotten_its_script(five_nodes, locks):
-    """A flush of the scripts does not silence the journal until somebody connects anew."""
     put(locks, 0)
     arrived(five_nodes, 1)
-    for node in five_nodes:
-        with redis.Redis.from_url(node.url) as client:
-            client.script_flush()
+    for client in clients_of(five_nodes):
+        client.script_flush()
     put(locks, 1)
     eventually(lambda: probe(locks) is not None, "answers")
     put(locks, 2)
@@ -79,7 +62,6 @@ def test_a_record_is_written_though_the_nodes_have_forgotten_its_script(five_nod
 
 
 def test_a_record_on_five_nodes_is_read_once(five_nodes, locks, reader):
-    """In the order in which it happened."""
     put(locks, *range(20))
     arrived(five_nodes, 20)
     assert numbers(reader.recent()) == list(range(20))
@@ -90,25 +72,22 @@ def test_a_record_on_five_nodes_is_read_once(five_nodes, locks, reader):
 
 
 def test_recent_is_the_newest(five_nodes, locks, reader):
-    """Of more records than are asked for, those that came last."""
     put(locks, *range(30))
     arrived(five_nodes, 30)
     assert numbers(reader.recent(5)) == [25, 26, 27, 28, 29]
 
 
 def test_a_reader_that_has_read_nothing_yet_starts_from_the_beginning(five_nodes, locks, reader):
-    """New to it is all there is."""
     put(locks, 1)
     arrived(five_nodes, 1)
     assert numbers(reader.new()) == [1]
 
 
 def test_records_outlive_nodes(redis_nodes):
-    """A minority that is dead, or restarted empty, is no gap; nor do its restarts repeat any."""
     nodes = redis_nodes(3)
-    bootstrap(urls(nodes), RULES)
-    locks = Redlock(urls(nodes), RULES)
-    reader = JournalReader(urls(nodes), RULES)
+    bootstrap(urls_of(nodes), RULES)
+    locks = Redlock(urls_of(nodes), RULES)
+    reader = JournalReader(urls_of(nodes), RULES)
     probe(locks)
     put(locks, 1)
     arrived(nodes, 1)
@@ -122,13 +101,12 @@ def test_records_outlive_nodes(redis_nodes):
     put(locks, 3)
     arrived(nodes[2:], 3)
     assert 3 in numbers(reader.new())
-    assert numbers(JournalReader(urls(nodes), RULES).recent()) == [1, 2, 3]
+    assert numbers(JournalReader(urls_of(nodes), RULES).recent()) == [1, 2, 3]
     reader.close()
     locks.close()
 
 
 def test_what_others_wrote_into_it_harms_no_reader(five_nodes, locks, reader):
-    """No JSON, no dict, no id, another shape: passed over."""
     with redis.Redis.from_url(five_nodes[0].url) as client:
         for value in (b"\xff\xfe", b"[1]", b"{}", b'{"id": 7}', b'{"id": {"a": 1}}'):
             client.xadd("redlock:journal", {"e": value})
@@ -139,7 +117,6 @@ def test_what_others_wrote_into_it_harms_no_reader(five_nodes, locks, reader):
 
 
 def test_a_key_of_another_type_is_no_journal(five_nodes, locks, reader):
-    """One node that cannot tell is passed over, and nothing is lost by it for a lock."""
     with redis.Redis.from_url(five_nodes[0].url) as client:
         client.set("redlock:journal", "mine")
     put(locks, 1)

@@ -13,7 +13,6 @@ KEYS = 1500
 
 
 def test_all_keys_are_looked_at_however_many_there_are(redis_nodes, monkeypatch):
-    """A look takes so many pages and no more; a node that dies begins anew."""
     monkeypatch.setattr(leaks, "PAGES", 1)
     nodes = redis_nodes(3)
     for count, node in enumerate(nodes, 1):

@@ -34,7 +34,6 @@ MEMORY = 200 * 1024
 
 @pytest.fixture(params=LIES)
 def nodes(request, redis_nodes):
-    """Three nodes, of which the first one lies."""
     servers = redis_nodes(3)
     bootstrap([server.url for server in servers], RULES)
     others = [server.url for server in servers[1:]]
@@ -46,7 +45,6 @@ def nodes(request, redis_nodes):
 
 
 def test_it_costs_no_more_than_its_vote(nodes):
-    """Fresh clients lock, and the tools answer; the peak of memory stays where it was."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     bootstrap(nodes, RULES)  # for this list of nodes, in which the liar stands
     locks = Redlock(nodes, RULES)
@@ -82,7 +80,6 @@ def is_taken(locks):
 @pytest.mark.parametrize("has_hiredis", [True, False])
 @pytest.mark.parametrize("lie", ["endless after its greeting", "endless to listeners"])
 def test_what_never_ends_takes_bounded_memory(redis_nodes, monkeypatch, lie, has_hiredis):
-    """On the connections that locks are taken on, and those that waiters listen to."""
     if not has_hiredis:
         monkeypatch.setitem(address.OPTIONS, "parser_class", _RESP2Parser)
     servers = redis_nodes(3)
@@ -98,7 +95,6 @@ def test_what_never_ends_takes_bounded_memory(redis_nodes, monkeypatch, lie, has
 
 
 def test_nodes_that_stand_still_hide_no_others(redis_nodes):
-    """What is asked of all at once is read one after the other: each has its own time."""
     servers = redis_nodes(5)
     urls = [f"{server.url}?socket_timeout=2" for server in servers]
     bootstrap(urls, RULES)
@@ -122,7 +118,6 @@ def test_nodes_that_stand_still_hide_no_others(redis_nodes):
 
 
 def test_a_fence_that_no_clock_has_made_costs_one_vote(redis_nodes):
-    """However soon the node that says it answers, the others agree on theirs."""
     servers = redis_nodes(3)
     with contextlib.ExitStack() as stack:
         lies = (far_fences, late, late)

@@ -28,7 +28,6 @@ either = pytest.mark.parametrize("count", [1, 2], ids=["one", "two"])
 
 @pytest.fixture
 def clients(five_nodes):
-    """A client of each of three nodes that vote."""
     nodes = five_nodes[:3]
     bootstrap([node.url for node in nodes], RULES)
     with contextlib.ExitStack() as stack:
@@ -37,7 +36,6 @@ def clients(five_nodes):
 
 @pytest.fixture
 def locks(clients, five_nodes):
-    """Return two clients of the lock."""
     urls = [node.url for node in five_nodes[:3]]
     made = [Redlock(urls, RULES) for _ in range(2)]
     for lock in made:
@@ -48,7 +46,6 @@ def locks(clients, five_nodes):
 
 
 def gets(lock, name):
-    """Return whether *name* is granted at once."""
     try:
         lock.release(lock.acquire(name))
     except (LockTaken, QuorumUnavailable):
@@ -75,7 +72,6 @@ def test_who_enrols_one_node_for_others_keeps_new_nodes_out_until_it_is_undone(r
 
 @either
 def test_who_deletes_a_lock_frees_it_on_a_majority_only(clients, locks, five_nodes, count):
-    """On two nodes somebody else gets it, and its holder learns it at the next renewal."""
     mine, other = locks
     lease = mine.acquire("invoice:7")
     wait_until_taken(five_nodes[:3], "invoice:7")
@@ -91,7 +87,6 @@ def test_who_deletes_a_lock_frees_it_on_a_majority_only(clients, locks, five_nod
 
 @either
 def test_who_writes_into_the_line_delays_others_by_one_look(clients, locks, count):
-    """A node tells the oldest in line, whoever wrote it; nothing is kept for that one."""
     mine, other = locks
     lease, granted = mine.acquire("line"), []
     forged = {f"{'1' * 32}{EARS}0001": 0}

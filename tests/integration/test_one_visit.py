@@ -18,7 +18,6 @@ RULES = Rules(**ROOMY)
 
 @pytest.fixture
 def node(redis_nodes):
-    """A node on which somebody holds a lock, and whose journal has a record."""
     (node,) = redis_nodes(1)
     with redis.Redis.from_url(node.url) as client:
         client.set("redlock:lock:a", "a1" * 20 + "{}", px=600_000)
@@ -35,7 +34,6 @@ def liar(node):
 
 
 def read(url):
-    """Return how the node is, whether it tells of the lock, and how many records it has told."""
     places = read_places([url], RULES, {"a": 2}, 10)
     (status,) = places.all[0].nodes
     return status.state, [bool(place.views) for place in places.all], len(places.records)
@@ -47,8 +45,6 @@ def test_all_is_told(liar):
 
 
 def in_place_of(name, lie):
-    """Return the lie that is told instead of the answer to one command."""
-
     def told(command, truth):
         return lie(command, truth) if command[0].upper() == name else iter([encoded(truth)])
 
@@ -56,12 +52,10 @@ def in_place_of(name, lie):
 
 
 def refusal(_command, _truth):
-    """Refuse a command."""
     yield b"-NOPERM this user has no permissions\r\n"
 
 
 def nonsense(_command, _truth):
-    """Answer with what is no answer to that."""
     yield b":7\r\n"
 
 
@@ -89,7 +83,6 @@ def test_what_a_node_does_not_tell_costs_no_other_answer(liar, command, lie, fou
 
 
 def test_an_error_leaves_no_answer_behind(node):
-    """What is asked next is answered, and not with what was asked before."""
     (address,) = addresses_of([node.url])
     with connected(address) as connection:
         commands = (b"ECHO", b"1"), (b"NONSENSE",), (b"ECHO", b"2")

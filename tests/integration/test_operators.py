@@ -27,16 +27,11 @@ from celery_redlock.reading.health import probe
 from celery_redlock.reading.nodes import bootstrap, node_statuses
 from celery_redlock.reading.release import release_seen
 from celery_redlock.testing.servers import servers
-from support.stored import RENEWED, ROOMY, wait_until_free, wait_until_taken
+from support.stored import RENEWED, ROOMY, clients_of, urls_of, wait_until_free, wait_until_taken
 from support.waiting import eventually
 
 RULES = Rules(**ROOMY)
 WHO = {"task": "shop.bill", "task_id": "me"}
-
-
-def urls(nodes):
-    """Return the URLs of *nodes*."""
-    return [node.url for node in nodes]
 
 
 def wanted(name):
@@ -46,22 +41,19 @@ def wanted(name):
 
 @pytest.fixture
 def heard():
-    """Events, in their order."""
     return []
 
 
 @pytest.fixture
 def locks(five_nodes, heard):
-    """Locks on five nodes; `heard` is told."""
-    bootstrap(urls(five_nodes), RULES)
-    locks = Redlock(urls(five_nodes), RULES, [heard.append])
+    bootstrap(urls_of(five_nodes), RULES)
+    locks = Redlock(urls_of(five_nodes), RULES, [heard.append])
     probe(locks)
     yield locks
     locks.close()
 
 
 def of(heard, kind):
-    """Return the events of one kind."""
     return [event for event in heard if isinstance(event, kind)]
 
 
@@ -69,7 +61,6 @@ def of(heard, kind):
 
 
 def test_every_event_of_a_lock_says_whose_it_is(locks, heard):
-    """From the grant over each renewal to the release; also of those that are refused."""
     held, taken = locks.take(wanted("name")), clock.now()
     with pytest.raises(LockTaken):
         locks.take(wanted("name"))
@@ -89,13 +80,12 @@ def test_every_event_of_a_lock_says_whose_it_is(locks, heard):
 
 
 def test_a_holder_tells_how_often_it_renewed_and_how_narrowly(locks, five_nodes, heard):
-    """So that operators see it without asking its process."""
     held = locks.take(wanted("name"))
     eventually(lambda: len(of(heard, LockRenewed)) >= 2, "two renewals")
 
     def holder():
         """Return what the nodes tell; the first to answer may not have the last renewal yet."""
-        (view,) = AllLocks(urls(five_nodes), RULES)
+        (view,) = AllLocks(urls_of(five_nodes), RULES)
         return view.holder if view.holder["renewals"] >= 2 else None
 
     assert 0 < eventually(holder, "two renewals on the nodes")["margin"] < RENEWED
@@ -104,7 +94,6 @@ def test_a_holder_tells_how_often_it_renewed_and_how_narrowly(locks, five_nodes,
 
 
 def test_a_lock_without_a_task_says_so(locks, heard):
-    """What a script holds is nobody's."""
     with locks.hold("script"):
         pass
     (acquired,) = of(heard, LockAcquired)
@@ -112,10 +101,9 @@ def test_a_lock_without_a_task_says_so(locks, heard):
 
 
 def test_a_release_says_that_the_lock_was_lost_before(locks, five_nodes, heard):
-    """The one who was given up on, when its body has ended at last."""
     held = locks.take(wanted("name"))
     wait_until_taken(five_nodes, "name")
-    told = release_seen(urls(five_nodes), RULES, "name", held.token[:8])
+    told = release_seen(urls_of(five_nodes), RULES, "name", held.token[:8])
     assert set(told.values()) == {"released"}
     eventually(lambda: of(heard, LeaseLost), "the loss")
     assert of(heard, LeaseLost)[0].task == "shop.bill"
@@ -126,10 +114,10 @@ def test_a_release_says_that_the_lock_was_lost_before(locks, five_nodes, heard):
 def test_without_a_quorum_too(redis_nodes, heard):
     """Who asked in vain is named."""
     nodes = redis_nodes(3)
-    bootstrap(urls(nodes), RULES)
+    bootstrap(urls_of(nodes), RULES)
     nodes[0].kill()
     nodes[1].kill()
-    locks = Redlock(urls(nodes), RULES, [heard.append])
+    locks = Redlock(urls_of(nodes), RULES, [heard.append])
     with pytest.raises(QuorumUnavailable):
         locks.take(wanted("name"))
     assert of(heard, LockUnavailable)[0].task == "shop.bill"
@@ -140,10 +128,9 @@ def test_without_a_quorum_too(redis_nodes, heard):
 
 
 def test_a_probe_tells_the_states_apart(redis_nodes):
-    """Up, down and quarantined, each with what is known of it."""
     nodes = redis_nodes(5)
-    bootstrap(urls(nodes), RULES)
-    locks = Redlock(urls(nodes), RULES)
+    bootstrap(urls_of(nodes), RULES)
+    locks = Redlock(urls_of(nodes), RULES)
     probe(locks)
     nodes[0].kill()
     nodes[1].restart()
@@ -163,8 +150,8 @@ def test_a_probe_tells_the_states_apart(redis_nodes):
 def test_a_node_that_hangs_is_down_for_a_probe_and_up_again_after(redis_nodes):
     """It is waited for no longer than in any round, or this would not end."""
     nodes = redis_nodes(3)
-    bootstrap(urls(nodes), RULES)
-    locks = Redlock(urls(nodes), RULES)
+    bootstrap(urls_of(nodes), RULES)
+    locks = Redlock(urls_of(nodes), RULES)
     probe(locks)
     nodes[0].pause()
     assert [health.state for health in probe(locks)] == ["down", "up", "up"]
@@ -178,25 +165,24 @@ def test_a_node_that_hangs_is_down_for_a_probe_and_up_again_after(redis_nodes):
 
 @pytest.mark.parametrize("seen", ["", "0", "0123456", "zzzzzzzz", "*" * 8])
 def test_only_the_holder_that_was_seen_is_released(locks, five_nodes, seen):
-    """Neither without a token, nor by a part that is too short, nor by another's."""
     lease = locks.acquire("name")
     wait_until_taken(five_nodes, "name")
     part = lease.token[: len(seen)] if seen.startswith("0") else seen
-    told = release_seen(urls(five_nodes), RULES, "name", part)
+    told = release_seen(urls_of(five_nodes), RULES, "name", part)
     assert set(told.values()) == {"held by another"}
     locks.extend(lease)
 
 
 def test_a_lock_that_is_free_by_now_is_told_as_free(locks, five_nodes):
-    """And the next holder, who took it meanwhile, keeps it."""
     first = locks.acquire("name")
     wait_until_taken(five_nodes, "name")
     locks.release(first)
     wait_until_free(five_nodes, "name")
-    assert set(release_seen(urls(five_nodes), RULES, "name", first.token[:8]).values()) == {"free"}
+    told = release_seen(urls_of(five_nodes), RULES, "name", first.token[:8])
+    assert set(told.values()) == {"free"}
     second = locks.acquire("name")
     wait_until_taken(five_nodes, "name")
-    told = release_seen(urls(five_nodes), RULES, "name", first.token[:8])
+    told = release_seen(urls_of(five_nodes), RULES, "name", first.token[:8])
     assert set(told.values()) == {"held by another"}
     locks.extend(second)
 
@@ -205,26 +191,24 @@ def test_a_leaked_key_can_be_taken_away(locks, five_nodes):
     """One that never expires would keep its name locked for ever."""
     lease = locks.acquire("name")
     wait_until_taken(five_nodes, "name")
-    for node in five_nodes:
-        with redis.Redis.from_url(node.url) as client:
-            client.persist("redlock:lock:name")
-    (view,) = AllLocks(urls(five_nodes), RULES)
+    for client in clients_of(five_nodes):
+        client.persist("redlock:lock:name")
+    (view,) = AllLocks(urls_of(five_nodes), RULES)
     assert view.ttl is None
-    assert set(release_seen(urls(five_nodes), RULES, "name", lease.token[:8]).values()) == {
+    assert set(release_seen(urls_of(five_nodes), RULES, "name", lease.token[:8]).values()) == {
         "released"
     }
     locks.release(locks.acquire("name"))
 
 
 def test_a_dead_node_does_not_keep_the_others_from_releasing(redis_nodes):
-    """It is named with what is wrong with it."""
     nodes = redis_nodes(3)
-    bootstrap(urls(nodes), RULES)
-    locks = Redlock(urls(nodes), RULES)
+    bootstrap(urls_of(nodes), RULES)
+    locks = Redlock(urls_of(nodes), RULES)
     lease = locks.acquire("name")
     wait_until_taken(nodes, "name")
     nodes[0].kill()
-    dead, *others = release_seen(urls(nodes), RULES, "name", lease.token[:8]).values()
+    dead, *others = release_seen(urls_of(nodes), RULES, "name", lease.token[:8]).values()
     assert others == ["released", "released"]
     assert "refused" in dead.lower()
     locks.close()
@@ -232,12 +216,11 @@ def test_a_dead_node_does_not_keep_the_others_from_releasing(redis_nodes):
 
 def test_what_somebody_else_wrote_is_not_taken_away(locks, five_nodes):
     """It may be anything, and is none of ours to delete."""
-    for node in five_nodes:
-        with redis.Redis.from_url(node.url) as client:
-            client.set("redlock:lock:theirs", "somebody-else's value, which is long enough for one")
-    told = release_seen(urls(five_nodes), RULES, "theirs", "somebody-else's"[:8])
+    for client in clients_of(five_nodes):
+        client.set("redlock:lock:theirs", "somebody-else's value, which is long enough for one")
+    told = release_seen(urls_of(five_nodes), RULES, "theirs", "somebody-else's"[:8])
     assert set(told.values()) == {"not written by us"}
-    assert [view.name for view in AllLocks(urls(five_nodes), RULES)] == ["theirs"]
+    assert [view.name for view in AllLocks(urls_of(five_nodes), RULES)] == ["theirs"]
 
 
 # -- all locks -------------------------------------------------------------------------------------
@@ -245,13 +228,11 @@ def test_what_somebody_else_wrote_is_not_taken_away(locks, five_nodes):
 
 @pytest.mark.parametrize("dead", [0, 1, 2])
 def test_a_node_that_dies_in_the_middle_costs_no_lock(redis_nodes, dead):
-    """Those that are left have what it had."""
     nodes = redis_nodes(3)
     names = {f"n{number}" for number in range(2000)}
-    for node in nodes:
-        with redis.Redis.from_url(node.url) as client:
-            client.mset({f"redlock:lock:{name}": "0" * 40 + "{}" for name in names})
-    views = iter(AllLocks(urls(nodes), RULES))
+    for client in clients_of(nodes):
+        client.mset({f"redlock:lock:{name}": "0" * 40 + "{}" for name in names})
+    views = iter(AllLocks(urls_of(nodes), RULES))
     seen = [next(views)]
     nodes[dead].kill()
     seen += views
@@ -264,15 +245,15 @@ def test_a_node_that_dies_in_the_middle_costs_no_lock(redis_nodes, dead):
 def test_a_node_that_takes_no_writes_is_not_up(redis_nodes):
     """Full memory: it answers whatever is only read, and refuses every lock."""
     nodes = redis_nodes(3)
-    bootstrap(urls(nodes), RULES)
-    locks = Redlock(urls(nodes), RULES)
+    bootstrap(urls_of(nodes), RULES)
+    locks = Redlock(urls_of(nodes), RULES)
     assert [health.state for health in probe(locks)] == ["up"] * 3
     with redis.Redis.from_url(nodes[0].url) as client:
         client.config_set("maxmemory", 1)
         unfit, *others = probe(locks)
         assert (unfit.state, [health.state for health in others]) == ("unfit", ["up", "up"])
         assert "maxmemory" in unfit.problem
-        full, *others = node_statuses(urls(nodes), RULES)
+        full, *others = node_statuses(urls_of(nodes), RULES)
         assert (full.state, [status.state for status in others]) == ("unfit", ["up", "up"])
         assert full.problem.startswith("takes no writes: ")
         client.config_set("maxmemory", 0)
@@ -281,7 +262,6 @@ def test_a_node_that_takes_no_writes_is_not_up(redis_nodes):
 
 
 def test_the_offset_of_a_clock_has_its_sign(locks, monkeypatch):
-    """A node whose clock is ahead of ours has a positive one."""
     monkeypatch.setattr(clock, "wall", lambda: time.time() - 10_000.0)
     assert all(9_900 < health.clock_offset < 10_100 for health in probe(locks))
 

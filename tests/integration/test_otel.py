@@ -30,7 +30,6 @@ def spans(monkeypatch):
 
 @pytest.fixture
 def app(five_nodes, spans):
-    """An app with a task, on five nodes that are enrolled."""
     app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
     nodes = [node.url for node in five_nodes]
     app.conf.update(
@@ -49,7 +48,6 @@ def app(five_nodes, spans):
 
 
 def test_wait_and_hold_are_within_the_run(app, spans):
-    """One after the other, in the trace of the task and under its span."""
     app.tasks["bill"].apply((1,))
     found = spans()
     run, wait, hold = found["run/bill"], found["redlock wait"], found["redlock hold"]
@@ -60,7 +58,6 @@ def test_wait_and_hold_are_within_the_run(app, spans):
 
 
 def test_a_skip_is_noted_on_the_run(app, spans):
-    """With who holds the lock; and the wait says how it ended."""
     with plugin_for(app).locks.hold("bill 2"):
         app.tasks["bill"].apply((2,))
         found = spans()

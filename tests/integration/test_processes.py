@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import subprocess
 import sys
 import textwrap
 import threading
@@ -16,88 +14,41 @@ from pathlib import Path
 import pytest
 import redis
 
-import celery_redlock
 from celery_redlock.lock.algorithm.results import ReleaseOutcome
 from celery_redlock.lock.records import Keys
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.health import check
-from support.stored import RENEWED, ROOMY
+from support.script import Script, enrol
+from support.stored import RENEWED, ROOMY, clients_of
 from support.waiting import eventually
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and signals")
 
 
-def enrol(servers, **settings):
-    """Enrol servers under the rules that all tests here use, and return their URLs."""
-    urls = [server.url for server in servers]
-    told = reading.bootstrap(urls, Rules(**{**ROOMY, **settings}))
-    assert set(told.values()) == {"enrolled"}, told
-    return urls
-
-
 @pytest.fixture
 def locks(five_nodes):
-    """Locks on five servers."""
     made = Redlock(enrol(five_nodes), Rules(**ROOMY))
     yield made
     made.close()
 
 
-#: What every script begins with: `lock` on the servers of its arguments, `tell` to the test.
-HEAD = """
-import contextlib, json, os, signal, sys, threading, time
+#: A server that does not answer a script for a few seconds is slow, not down.
+PATIENT = """
+from celery_redlock.lock.nodes import address, connections
 
-from celery_redlock.errors import LockLost, LockTaken, QuorumUnavailable, RedlockError
-from celery_redlock.lock.nodes import address, connections, fanout
-from celery_redlock.lock.algorithm.results import ReleaseOutcome
-from celery_redlock.lock.redlock import Redlock
-from celery_redlock.lock.algorithm.request import LockRequest
-from celery_redlock.reading.health import connect, probe
-
-def tell(**what):
-    os.write(1, json.dumps(what).encode() + b"\\n")
-
-# A server that does not answer for a few seconds is slow, not down.
 address.OPTIONS.update(socket_timeout=10.0, socket_connect_timeout=10.0)
 connections.FIRST_CONNECT = 10.0
-
-def new():
-    return Redlock.from_urls(sys.argv[1:], **SETTINGS)
-
-lock = new()
 """
 
 
 def run(source, urls, *, before="", is_struck=False, **settings):
-    """
-    Run a script to its end in a process of its own.
-
-    Returns:
-        What it told, one dict per line.
-    """
-    settings = {**ROOMY, **settings}
-    whole = (
-        f"{before}\nSETTINGS, RENEWED = {settings!r}, {RENEWED}\n{HEAD}\n{textwrap.dedent(source)}"
-    )
-    path = [str(Path(celery_redlock.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    with subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", whole, *urls],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            out, err = process.communicate(timeout=200)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, 9)
-    assert process.returncode == 0, err
-    assert is_struck or "Traceback" not in err, err  # a finaliser can be struck, too
-    return [json.loads(line) for line in out.splitlines()]
+    """Run a script to its end in a process of its own, and return what it told."""
+    with Script(source, urls, before=f"{before}\n{PATIENT}", **settings) as script:
+        told = script.all_told()
+        # A finaliser can be struck, too.
+        assert is_struck or "Traceback" not in script.errors(), script.errors()
+        return told
 
 
 # -- a machine that stands still ----------------------------------------------------------------
@@ -139,16 +90,14 @@ def test_a_machine_that_stood_still_harms_nobody_else(five_nodes, locks):
         theirs.ensure_held()
     assert told["counted"] is False
     assert told["shorter"] > 1.0
-    for server in five_nodes:
-        with redis.Redis.from_url(server.url) as client:
-            assert not client.exists(Keys.of("redlock", "").quarantine)
+    for client in clients_of(five_nodes):
+        assert not client.exists(Keys.of("redlock", "").quarantine)
 
 
 # -- threads -----------------------------------------------------------------------------------
 
 
 def test_sixteen_threads_never_hold_a_lock_together(locks):
-    """However they contend for four names, at any time one thread at most is inside."""
     inside, worst, entered = Counter(), Counter(), Counter()
     guard, failures = threading.Lock(), []
     started = set()
@@ -185,7 +134,6 @@ def test_sixteen_threads_never_hold_a_lock_together(locks):
 
 
 def test_threads_that_do_not_contend_do_not_wait_for_each_other(five_nodes):
-    """Rounds of different names run side by side, all with an outcome, also with a node away."""
     # Whoever waited for the node that is away, or for one who does, would outlast this test.
     rules = Rules(ttl=600.0, max_ttl=600.0, node_timeout=250.0)
     locks = Redlock(enrol(five_nodes, max_ttl=600.0), rules)
@@ -215,8 +163,6 @@ def test_threads_that_do_not_contend_do_not_wait_for_each_other(five_nodes):
 
 @pytest.mark.long
 def test_many_cycles_leave_nothing_behind(locks, five_nodes):
-    """Threads, descriptors and everything the kernel keeps are the same after 3000 cycles."""
-
     def cycles(count):
         for number in range(count):
             locks.release(locks.acquire(f"n{number}"), wait=number % 2 == 0)
@@ -251,7 +197,6 @@ def _debts(locks):
 
 
 def test_many_held_locks_need_one_thread(locks):
-    """A hundred locks are renewed by the same thread, in batches, and all at once given back."""
     before = set(threading.enumerate())
     with contextlib.ExitStack() as stack:
         held = [stack.enter_context(locks.hold(f"n{number}", ttl=RENEWED)) for number in range(100)]
@@ -268,7 +213,6 @@ def test_many_held_locks_need_one_thread(locks):
 
 
 def test_a_lock_is_not_inherited_by_a_child(five_nodes):
-    """The child's copy is lost, the child locks on connections of its own, the parent goes on."""
     told = run(
         """
         with lock.hold("report", ttl=RENEWED) as held:
@@ -325,7 +269,6 @@ def test_connecting_imports_nothing(five_nodes):
 
 
 def test_a_child_that_ends_does_not_release_its_parents_lock(five_nodes):
-    """Leaving the body in the child, or giving the copy back there, is the child's own business."""
     told = run(
         """
         with lock.hold("report") as held:
@@ -344,7 +287,6 @@ def test_a_child_that_ends_does_not_release_its_parents_lock(five_nodes):
 
 @pytest.mark.long
 def test_forks_in_the_middle_of_rounds_harm_neither_side(five_nodes):
-    """A hundred children, forked while threads ask: each can lock, and no parent's round fails."""
     told = run(
         """
         stop, failures, rounds = threading.Event(), [], [0]
@@ -395,7 +337,6 @@ def test_forks_in_the_middle_of_rounds_harm_neither_side(five_nodes):
 @pytest.mark.long
 @pytest.mark.parametrize("verb", ["acquire", "hold"])
 def test_exceptions_at_random_moments_leave_the_kernel_sound(five_nodes, verb):
-    """A soft time limit may strike anywhere: no dead end, no shifted reply, no lock left behind."""
     told = run(
         f"""
         import random
@@ -481,8 +422,6 @@ def _names_held(server):
 
 
 def test_a_waiter_that_could_not_take_its_leave_stops_nobody(locks, monkeypatch):
-    """Struck at the worst moment, in its leave, a reader is succeeded when its time is up."""
-
     class Soft(Exception):
         pass
 
@@ -520,7 +459,6 @@ green = pytest.mark.parametrize(
 
 @green
 def test_green_threads_exclude_each_other(five_nodes, before):
-    """Fifty greenlets on five names: one inside at a time, and all get their turn."""
     told = run(
         """
         inside, worst, done, failures = {}, [0], [0], []
@@ -650,7 +588,6 @@ def test_answers_that_nobody_waited_for_make_no_node_late(five_nodes, before):
 
 @green
 def test_other_green_threads_run_while_one_waits_for_nodes(five_nodes, redis_nodes, before):
-    """A round with hung nodes stops one greenlet, not the process."""
     servers = redis_nodes(3)
     urls = enrol(servers)
     told = run(
@@ -695,7 +632,6 @@ def test_other_green_threads_run_while_one_waits_for_nodes(five_nodes, redis_nod
 
 @green
 def test_the_watchdog_renews_among_green_threads(five_nodes, before):
-    """A lock is kept over its TTL while its holder sleeps greenly, and a rival is refused."""
     told = run(
         """
         refused, sleeps = [], []
@@ -752,7 +688,6 @@ bye()
 @pytest.mark.parametrize("how", ["refused", "hung"])
 @pytest.mark.parametrize("last", ["unavailable", "hold"])
 def test_a_process_ends_at_once_whatever_its_nodes_do(redis_nodes, how, last):
-    """Dead or hung nodes do not keep a process from ending, also right after it held a lock."""
     servers = redis_nodes(5)
     urls = enrol(servers)
     bad = servers[:3] if last == "unavailable" else servers[:2]

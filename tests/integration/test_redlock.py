@@ -44,7 +44,9 @@ from support.clients import hang_up
 from support.stored import (
     RENEWED,
     ROOMY,
+    clients_of,
     holders,
+    urls_of,
     value_of,
     wait_until_free,
     wait_until_taken,
@@ -55,28 +57,6 @@ from support.waiting import eventually
 BRIEF = {"ttl": 3.0, "max_ttl": 3.0, "node_timeout": 1.0}
 
 
-def urls_of(servers):
-    """Return the nodes as the setting has them."""
-    return [server.url for server in servers]
-
-
-@pytest.fixture
-def locks():
-    """Return a function that makes a `Redlock` on servers, which enrols them first."""
-    with contextlib.ExitStack() as stack:
-
-        def make(servers, *, bootstrap=True, observers=(), **settings):
-            rules = Rules(**{**ROOMY, **settings})
-            if bootstrap:
-                told = reading.bootstrap(urls_of(servers), rules)
-                assert set(told.values()) == {"enrolled"}, told
-            made = Redlock(urls_of(servers), rules, observers)
-            stack.callback(made.close)
-            return made
-
-        yield make
-
-
 each_size = pytest.mark.parametrize("size", [1, 3, 5])
 
 
@@ -85,7 +65,6 @@ each_size = pytest.mark.parametrize("size", [1, 3, 5])
 
 @each_size
 def test_a_lock_is_anothers_until_it_is_released(five_nodes, locks, size):
-    """One client holds it; the other is told who does; afterwards the other can have it."""
     ours, theirs = locks(five_nodes[:size]), locks(five_nodes[:size], bootstrap=False)
     lease = ours.acquire("report")
     with pytest.raises(LockTaken) as taken:
@@ -99,7 +78,6 @@ def test_a_lock_is_anothers_until_it_is_released(five_nodes, locks, size):
 
 @each_size
 def test_a_lease_is_valid_for_a_little_less_than_its_ttl(five_nodes, locks, size):
-    """Counted from before the round, and shortened by the drift."""
     lock = locks(five_nodes[:size])
     before = clock.now()
     lease = lock.acquire("report", ttl=40.0)
@@ -111,7 +89,6 @@ def test_a_lease_is_valid_for_a_little_less_than_its_ttl(five_nodes, locks, size
 
 @each_size
 def test_extending_gives_a_later_lease_with_the_same_token(five_nodes, locks, size):
-    """Token and fence stay, the deadline moves, and the old lease is a fact of the past."""
     lock = locks(five_nodes[:size])
     first = lock.acquire("report", ttl=40.0)
     second = lock.extend(first)
@@ -121,7 +98,6 @@ def test_extending_gives_a_later_lease_with_the_same_token(five_nodes, locks, si
 
 
 def test_a_lease_that_has_ended_cannot_be_extended(five_nodes, locks):
-    """After the deadline nothing revives a lease, even if nobody took the lock."""
     lock = locks(five_nodes[:3], **BRIEF)
     lease = lock.acquire("report", wait=60)
     eventually(lambda: not lease.remaining(), "end of the lease")
@@ -131,19 +107,16 @@ def test_a_lease_that_has_ended_cannot_be_extended(five_nodes, locks):
 
 
 def test_a_stolen_lease_cannot_be_extended(five_nodes, locks):
-    """When a majority stores another token the lease is lost before its deadline."""
     lock = locks(five_nodes[:3])
     lease = lock.acquire("report")
-    for server in five_nodes[:2]:
-        with redis.Redis.from_url(server.url) as client:
-            client.set(Keys.of("redlock", "report").lock, b"x" * 40, px=600_000)
+    for client in clients_of(five_nodes[:2]):
+        client.set(Keys.of("redlock", "report").lock, b"x" * 40, px=600_000)
     with pytest.raises(LockLost) as lost:
         lock.extend(lease)
     assert lost.value.reason == "stolen"
 
 
 def test_extending_without_a_quorum_leaves_the_lease_as_it_was(redis_nodes, locks):
-    """Too few answers are no loss: the lease may be extended again until it ends."""
     servers = redis_nodes(3)
     lock = locks(servers)
     lease = lock.acquire("report")
@@ -156,7 +129,6 @@ def test_extending_without_a_quorum_leaves_the_lease_as_it_was(redis_nodes, lock
 
 @each_size
 def test_a_release_frees_all_nodes_and_says_so(five_nodes, locks, size):
-    """A release that is waited for tells that a quorum deleted the key."""
     lock = locks(five_nodes[:size])
     lease = lock.acquire("report")
     wait_until_taken(five_nodes[:size], "report")
@@ -166,7 +138,6 @@ def test_a_release_frees_all_nodes_and_says_so(five_nodes, locks, size):
 
 @each_size
 def test_a_release_of_an_ended_lease_says_so(five_nodes, locks, size):
-    """Released twice, or after its end, a lease is EXPIRED, which is no error."""
     lock = locks(five_nodes[:size])
     lease = lock.acquire("report")
     lock.release(lease)
@@ -178,7 +149,6 @@ def test_a_release_of_an_ended_lease_says_so(five_nodes, locks, size):
 
 @each_size
 def test_a_release_that_is_not_waited_for_arrives(five_nodes, locks, size):
-    """It says UNKNOWN and frees all nodes none the less."""
     lock = locks(five_nodes[:size])
     lease = lock.acquire("report")
     assert lock.release(lease, wait=False) is ReleaseOutcome.UNKNOWN
@@ -186,7 +156,6 @@ def test_a_release_that_is_not_waited_for_arrives(five_nodes, locks, size):
 
 
 def test_a_release_without_a_quorum_is_unknown(redis_nodes, locks):
-    """With too few nodes to tell, a release says so and raises nothing."""
     servers = redis_nodes(3)
     lock = locks(servers)
     lease = lock.acquire("report")
@@ -224,7 +193,6 @@ def test_a_lock_can_be_released_for_its_owner(five_nodes, locks):
 
 
 def test_a_marker_can_be_waited_for_by_who_never_connected(five_nodes, locks):
-    """A majority has it when the call returns."""
     locks(five_nodes[:3]).acquire("report")
     locks(five_nodes[:3], bootstrap=False).mark(Marker("run:1", "done", 60.0), wait=True)
     with pytest.raises(MarkerStands):
@@ -256,7 +224,6 @@ def test_what_has_finished_does_not_run_while_any_minority_is_down(redis_nodes, 
 
 @each_size
 def test_waiting_ends_when_the_lock_is_free(five_nodes, locks, size):
-    """Who waits gets the lock when it is released; its own patience would outlast this test."""
     ours, theirs = locks(five_nodes[:size]), locks(five_nodes[:size], bootstrap=False)
     lease = ours.acquire("report")
     with pytest.raises(LockTaken):
@@ -266,7 +233,6 @@ def test_waiting_ends_when_the_lock_is_free(five_nodes, locks, size):
 
 
 def test_waiting_ends_when_patience_does(five_nodes, locks):
-    """Who waits in vain is told that the lock is taken, when the time has passed."""
     ours, theirs = locks(five_nodes[:3]), locks(five_nodes[:3], bootstrap=False)
     ours.acquire("report")
     began = time.monotonic()
@@ -276,7 +242,6 @@ def test_waiting_ends_when_patience_does(five_nodes, locks):
 
 
 def test_a_lock_ends_by_itself(five_nodes, locks):
-    """A holder that never releases is in the way for no longer than its TTL."""
     ours = locks(five_nodes[:3], **BRIEF)
     theirs = locks(five_nodes[:3], bootstrap=False, **BRIEF)
     lease = ours.acquire("report", wait=60)
@@ -285,7 +250,6 @@ def test_a_lock_ends_by_itself(five_nodes, locks):
 
 
 def test_no_fence_is_given_when_none_is_wanted(five_nodes, locks):
-    """With ``fence=False`` a lease has none, through extension too."""
     lock = locks(five_nodes[:3], fence=False)
     lease = lock.acquire("report")
     assert lease.fence is None
@@ -293,7 +257,6 @@ def test_no_fence_is_given_when_none_is_wanted(five_nodes, locks):
 
 
 def test_fences_of_a_name_grow_across_clients(five_nodes, locks):
-    """Whoever holds the lock later has the larger number."""
     clients = [locks(five_nodes[:3], bootstrap=not number) for number in range(3)]
     fences = []
     for number in range(30):
@@ -305,7 +268,6 @@ def test_fences_of_a_name_grow_across_clients(five_nodes, locks):
 
 
 def test_locks_of_different_names_or_prefixes_do_not_meet(five_nodes, locks):
-    """A name is one lock, and a prefix is a world of its own."""
     lock = locks(five_nodes[:3])
     other = locks(five_nodes[:3], prefix="shop2")
     lock.acquire("a")
@@ -314,7 +276,6 @@ def test_locks_of_different_names_or_prefixes_do_not_meet(five_nodes, locks):
 
 
 def test_a_very_long_name_is_a_lock_like_any_other(five_nodes, locks):
-    """A name of any length and any script works and is told apart from its neighbours."""
     lock = locks(five_nodes[:3])
     name = "é" * 1000
     lease = lock.acquire(name)
@@ -329,7 +290,6 @@ def test_a_very_long_name_is_a_lock_like_any_other(five_nodes, locks):
 
 @each_size
 def test_holding_renews_and_releases(five_nodes, locks, size):
-    """The body may take longer than the TTL; the lock is kept all the while, and then free."""
     told = []
     lock = locks(five_nodes[:size], observers=[told.append], ttl=RENEWED)
     rival = locks(five_nodes[:size], bootstrap=False)
@@ -351,13 +311,11 @@ def test_holding_renews_and_releases(five_nodes, locks, size):
 
 
 def test_the_end_of_a_body_that_lost_its_lock_raises(five_nodes, locks):
-    """A body that ends well although its lock was stolen is told so at the end of the ``with``."""
     told = []
     lock = locks(five_nodes[:3], observers=[told.append], ttl=RENEWED)
     with pytest.raises(LockLost) as lost, lock.hold("report") as held:
-        for server in five_nodes[:3]:
-            with redis.Redis.from_url(server.url) as client:
-                client.set(Keys.of("redlock", "report").lock, b"x" * 40, px=600_000)
+        for client in clients_of(five_nodes[:3]):
+            client.set(Keys.of("redlock", "report").lock, b"x" * 40, px=600_000)
         eventually(lambda: held.is_lost, "loss")
     assert lost.value.reason == "stolen"
     assert list(lost.value.votes) == list(lock.labels)
@@ -367,7 +325,6 @@ def test_the_end_of_a_body_that_lost_its_lock_raises(five_nodes, locks):
 
 
 def test_an_error_of_the_body_is_not_masked_by_the_loss(five_nodes, locks):
-    """What the body raises is what the caller sees, also when the lock was lost on the way."""
     lock = locks(five_nodes[:3])
 
     def work():
@@ -380,7 +337,6 @@ def test_an_error_of_the_body_is_not_masked_by_the_loss(five_nodes, locks):
 
 
 def test_an_error_of_the_body_releases(five_nodes, locks):
-    """Every way out of the body frees the lock; also one that is no Exception."""
     lock = locks(five_nodes[:3])
     for error in (ValueError, KeyboardInterrupt, SystemExit, GeneratorExit):
         with pytest.raises(error), lock.hold("report"):
@@ -391,7 +347,6 @@ def test_an_error_of_the_body_releases(five_nodes, locks):
 
 
 def test_holding_what_is_taken_never_enters_the_body(five_nodes, locks):
-    """A conflict is raised where the ``with`` begins, and disturbs the holder in nothing."""
     told = []
     lock = locks(five_nodes[:3], observers=[told.append])
     lease = lock.acquire("report")
@@ -403,7 +358,6 @@ def test_holding_what_is_taken_never_enters_the_body(five_nodes, locks):
 
 
 def test_the_holder_is_told_of_a_loss_once(five_nodes, locks):
-    """The callback comes once, in the watchdog's thread, and its failure harms nobody."""
     lock = locks(five_nodes[:3])
     told = []
 
@@ -413,9 +367,8 @@ def test_the_holder_is_told_of_a_loss_once(five_nodes, locks):
 
     lost = lock.take(LockRequest("report", RENEWED), on_lost)
     kept = lock.take(LockRequest("other", RENEWED))
-    for server in five_nodes[:3]:
-        with redis.Redis.from_url(server.url) as client:
-            client.set(Keys.of("redlock", "report").lock, b"x" * 40, px=600_000)
+    for client in clients_of(five_nodes[:3]):
+        client.set(Keys.of("redlock", "report").lock, b"x" * 40, px=600_000)
     eventually(lambda: told, "call back")
     eventually(lambda: kept.renewals >= 2, "renewals of the other lock")
     lock.give_back(kept)
@@ -428,7 +381,6 @@ def test_the_holder_is_told_of_a_loss_once(five_nodes, locks):
 
 @each_size
 def test_inspecting_shows_every_nodes_view(five_nodes, locks, size):
-    """One view per node, in order: holder without the whole token, rest, and fence."""
     lock = locks(five_nodes[:size])
     lease = lock.acquire("report")
     wait_until_taken(five_nodes[:size], "report")
@@ -445,7 +397,6 @@ def test_inspecting_shows_every_nodes_view(five_nodes, locks, size):
 
 
 def test_inspecting_names_the_node_that_does_not_tell(redis_nodes, locks):
-    """A dead node is a view with a problem, not an error."""
     servers = redis_nodes(3)
     lock = locks(servers)
     lock.acquire("report")
@@ -455,7 +406,6 @@ def test_inspecting_names_the_node_that_does_not_tell(redis_nodes, locks):
 
 
 def test_checking_tells_who_does_not_answer(redis_nodes, locks):
-    """A dead node and a hung one are named, with the reason, as they are when asked."""
     servers = redis_nodes(5)
     lock = locks(servers)
     assert check(lock) == {}
@@ -474,7 +424,6 @@ def test_checking_tells_who_does_not_answer(redis_nodes, locks):
 
 
 def test_checking_first_waits_for_a_slow_node(five_nodes, proxied_nodes, locks):
-    """A node that takes long to answer is no problem, and one that is unfit is found out."""
     links = proxied_nodes(five_nodes[:3])
     reading.bootstrap(urls_of(links), Rules(**ROOMY))
     links[2].delay(0.1)
@@ -489,7 +438,6 @@ def test_checking_first_waits_for_a_slow_node(five_nodes, proxied_nodes, locks):
 
 
 def test_two_urls_of_one_server_are_found_out(redis_nodes, proxied_nodes, locks):
-    """Three addresses of two servers are no three nodes, and both names are told."""
     servers = redis_nodes(2)  # that nobody else has ever enrolled
     (link,) = proxied_nodes(servers[:1])
     lock = locks([*servers, link], bootstrap=False)
@@ -500,7 +448,6 @@ def test_two_urls_of_one_server_are_found_out(redis_nodes, proxied_nodes, locks)
 
 
 def test_a_node_of_clients_with_other_settings_is_found_out(five_nodes, locks):
-    """Other nodes, or another max_ttl, are another quorum; clients of both must not mix."""
     locks(five_nodes[:3])
     with pytest.raises(ConfigurationError, match="redlock_max_ttl"):
         check(locks(five_nodes[:3], bootstrap=False, max_ttl=90.0))
@@ -542,7 +489,6 @@ def test_nodes_beside_those_of_another_list_are_not_enrolled(redis_nodes, locks,
     ],
 )
 def test_a_wrong_setting_is_named_before_anything_is_connected(settings, words):
-    """Every setting is checked at once, by name and value."""
     with pytest.raises(ConfigurationError, match=words):
         Redlock.from_urls(["redis://127.0.0.1:1/0"], **settings)
 
@@ -560,21 +506,18 @@ def test_a_wrong_setting_is_named_before_anything_is_connected(settings, words):
     ],
 )
 def test_wrong_nodes_are_refused_before_anything_is_connected(nodes, words):
-    """An even number, a double, and what is no address at all are told apart."""
     with pytest.raises(ConfigurationError, match=words):
         Redlock.from_urls(nodes)
 
 
 @pytest.mark.parametrize("ttl", [0, -1, 61, "5", True, 4.9])
 def test_a_ttl_that_no_lease_may_have_is_refused(five_nodes, locks, ttl):
-    """Zero, too long for the quarantine, too short for a round, or no number at all."""
     lock = locks(five_nodes[:1])
     with pytest.raises(ConfigurationError, match="ttl must be"):
         lock.acquire("report", ttl=ttl)
 
 
 def test_the_password_of_a_node_is_shown_nowhere():
-    """Neither the object nor an error shows it."""
     lock = Redlock.from_urls(["redis://joe:s3cret@127.0.0.1:1/0"])
     with pytest.raises(QuorumUnavailable) as refusal:
         lock.acquire("report")
@@ -586,7 +529,6 @@ def test_the_password_of_a_node_is_shown_nowhere():
 
 
 def test_a_node_that_nobody_vouches_for_is_quarantined(five_nodes, locks):
-    """Servers that were flushed are no new cluster: unavailable at first, then trusted."""
     told = []
     lock = locks(five_nodes[:3], bootstrap=False, observers=[told.append], **BRIEF)
     began = time.monotonic()
@@ -622,7 +564,6 @@ def test_a_single_server_is_trusted_at_once(aging_servers, locks):
 
 @pytest.mark.parametrize("flaw", ["young", "flushed"])
 def test_a_single_server_that_may_have_forgotten_is_not_trusted(aging_servers, locks, flaw):
-    """It was restarted, or wiped, a moment ago."""
     server, told = next(aging_servers), []
     if flaw == "young":
         server.restart()
@@ -636,7 +577,6 @@ def test_a_single_server_that_may_have_forgotten_is_not_trusted(aging_servers, l
 
 
 def test_trust_in_a_single_server_does_not_outlive_a_restart(aging_servers, locks):
-    """It is for that moment: a server that loses its memory afterwards is quarantined."""
     server, told = next(aging_servers), []
     lock = locks([server], bootstrap=False, observers=[told.append], **BRIEF)
     lock.acquire("report")
@@ -662,7 +602,6 @@ def test_several_nodes_are_not_trusted_for_their_age(aging_servers, locks):
 
 
 def test_restarted_nodes_do_not_vote_until_no_old_lease_can_be_alive(redis_nodes, locks):
-    """With a majority restarted empty, nobody gets a lock that somebody may still hold."""
     servers = redis_nodes(3)
     ours = locks(servers, **BRIEF)
     theirs = locks(servers, bootstrap=False, **BRIEF)
@@ -676,14 +615,12 @@ def test_restarted_nodes_do_not_vote_until_no_old_lease_can_be_alive(redis_nodes
 
 
 def test_flushed_nodes_do_not_vote_until_no_old_lease_can_be_alive(five_nodes, locks):
-    """FLUSHALL under open connections is noticed by the very next request."""
     ours, theirs = locks(five_nodes[:3]), locks(five_nodes[:3], bootstrap=False)
     lease = ours.acquire("report")
     with contextlib.suppress(LockTaken):
         theirs.acquire("report")  # connects
-    for server in five_nodes[:3]:
-        with redis.Redis.from_url(server.url) as client:
-            client.flushall()
+    for client in clients_of(five_nodes[:3]):
+        client.flushall()
     with pytest.raises(QuorumUnavailable) as refusal:
         theirs.acquire("report")
     assert 0 < refusal.value.retry_after <= theirs.rules.quarantine
@@ -705,7 +642,6 @@ def test_a_lock_that_its_node_forgot_is_lost_for_that_reason(five_nodes, locks):
 
 
 def test_a_minority_in_quarantine_costs_nothing(redis_nodes, locks):
-    """One restarted node of three does not vote, and the other two go on."""
     servers = redis_nodes(3)
     lock = locks(servers)
     lock.acquire("first")
@@ -716,7 +652,6 @@ def test_a_minority_in_quarantine_costs_nothing(redis_nodes, locks):
 
 
 def test_an_operator_can_vouch_for_all_nodes(five_nodes, locks):
-    """Bootstrap ends every quarantine at once, and tells of each node what came of it."""
     lock = locks(five_nodes[:3], bootstrap=False)
     with pytest.raises(QuorumUnavailable):
         lock.acquire("report")
@@ -728,7 +663,6 @@ def test_an_operator_can_vouch_for_all_nodes(five_nodes, locks):
 
 
 def test_asking_how_nodes_are_changes_nothing(redis_nodes, locks):
-    """Up, quarantined, unmarked or down, in the order of the nodes."""
     servers = redis_nodes(3)
     rules = Rules(**ROOMY)
     assert [s.state for s in reading.node_statuses(urls_of(servers), rules)] == ["unmarked"] * 3
@@ -748,7 +682,6 @@ def test_asking_how_nodes_are_changes_nothing(redis_nodes, locks):
 
 
 def test_all_locks_are_listed(five_nodes, locks):
-    """Each lock once, with its holder and the nodes that know of it."""
     lock = locks(five_nodes[:3])
     leases = [lock.acquire(f"report:{number}") for number in range(120)]
     wait_until_taken(five_nodes[:3], "report:119")
@@ -762,7 +695,6 @@ def test_all_locks_are_listed(five_nodes, locks):
 
 
 def test_a_closed_lock_connects_again_when_it_is_used(five_nodes, locks):
-    """Closing drops all connections; the next call makes new ones; leases are not touched."""
     lock = locks(five_nodes[:3])
     lease = lock.acquire("report")
     lock.close()
@@ -772,7 +704,6 @@ def test_a_closed_lock_connects_again_when_it_is_used(five_nodes, locks):
 
 
 def test_closing_while_others_ask_harms_none_of_them(five_nodes, locks):
-    """Whoever is in the middle of a round gets an outcome, and never an error of the inside."""
     lock = locks(five_nodes[:3])
     stop = threading.Event()
     failures, rounds = [], []
@@ -805,7 +736,6 @@ def test_closing_while_others_ask_harms_none_of_them(five_nodes, locks):
 
 @pytest.mark.parametrize("fence", [True, False])
 def test_a_lease_that_was_given_back_cannot_be_extended(five_nodes, locks, fence):
-    """What was released is lost, and the attempt leaves no key behind."""
     lock = locks(five_nodes, fence=fence)
     lease = lock.acquire("report")
     assert lock.release(lease) is ReleaseOutcome.RELEASED
@@ -834,9 +764,8 @@ def test_a_lease_that_another_passed_by_is_lost(five_nodes, locks):
     lock, other = locks(five_nodes), locks(five_nodes, bootstrap=False)
     lease = lock.acquire("report")
     wait_until_taken(five_nodes, "report")
-    for node in five_nodes:
-        with redis.Redis.from_url(node.url) as client:
-            client.delete(Keys.of("redlock", "report").lock)
+    for client in clients_of(five_nodes):
+        client.delete(Keys.of("redlock", "report").lock)
     passing = other.acquire("report")
     other.release(passing)
     assert passing.fence > lease.fence
@@ -846,7 +775,6 @@ def test_a_lease_that_another_passed_by_is_lost(five_nodes, locks):
 
 @pytest.mark.parametrize("name", ["", 5, b"x", None])
 def test_a_lock_needs_a_name(five_nodes, locks, name):
-    """Anything but a string with something in it is refused before a node is asked."""
     lock = locks(five_nodes)
     with pytest.raises(LockKeyError, match="lock name"):
         lock.acquire(name)
@@ -866,9 +794,8 @@ def test_a_lock_that_a_test_leaves_behind_is_not_renewed_in_the_next(five_nodes,
     lock.take(LockRequest("left", RENEWED))
     if hangs_up:
         hang_up()
-    for node in five_nodes[:3]:
-        with redis.Redis.from_url(node.url) as client:
-            client.flushall()
+    for client in clients_of(five_nodes[:3]):
+        client.flushall()
     assert set(reading.bootstrap(urls_of(five_nodes[:3]), lock.rules).values()) == {"enrolled"}
     if hangs_up:
         time.sleep(RENEWED / 2)  # more than the third after which it would have been renewed

@@ -21,7 +21,7 @@ from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.unique.requests import Trigger
 from celery_redlock.unique.reservations import Reservations
 from celery_redlock.unique.reserving import Duplicate
-from support.stored import ROOMY
+from support.stored import ROOMY, clients_of
 from support.waiting import eventually
 
 #: What is not released stands for longer than a test may wait.
@@ -31,13 +31,11 @@ TRIGGER = Trigger("n", 600.0, {"task_id": "first"}, 600.0)
 
 @pytest.fixture
 def nodes(redis_nodes):
-    """Three of them."""
     return redis_nodes(3)
 
 
 @pytest.fixture
 def locks(nodes):
-    """Locks on three nodes, connected."""
     urls = [node.url for node in nodes]
     locks = Redlock(urls, RULES)
     bootstrap(urls, RULES)
@@ -47,13 +45,8 @@ def locks(nodes):
 
 
 def tokens(nodes):
-    """Return whose marker each node stores, None for nobody's."""
-    found = []
-    for node in nodes:
-        with redis.Redis.from_url(node.url) as client:
-            token = client.hget("redlock:queued:n", "token")
-            found.append(token and token.decode())
-    return found
+    found = [client.hget("redlock:queued:n", "token") for client in clients_of(nodes)]
+    return [token and token.decode() for token in found]
 
 
 def test_what_a_forgetful_node_stored_of_a_duplicate_is_ended(locks, nodes):
@@ -68,12 +61,7 @@ def test_what_a_forgetful_node_stored_of_a_duplicate_is_ended(locks, nodes):
 
 
 def standing(nodes):
-    """Return the names of the locks on any node."""
-    found = set()
-    for node in nodes:
-        with redis.Redis.from_url(node.url) as client:
-            found |= set(client.keys("redlock:lock:*"))
-    return found
+    return {key for client in clients_of(nodes) for key in client.keys("redlock:lock:*")}
 
 
 def wait_until_free(nodes):
@@ -82,7 +70,6 @@ def wait_until_free(nodes):
 
 
 def test_a_release_is_sent_at_once(locks, nodes):
-    """What is given back is free although this process asks for nothing more."""
     held = locks.take(LockRequest("n", 600.0))
     assert standing(nodes)
     locks.give_back(held)
@@ -90,7 +77,6 @@ def test_a_release_is_sent_at_once(locks, nodes):
 
 
 def test_a_crowd_of_releases_at_once_leaves_nothing(locks, nodes):
-    """A hundred threads give back together, and none of their locks is left to its lease."""
     crowd = [locks.take(LockRequest(f"n{number}", 600.0)) for number in range(100)]
     begin = threading.Barrier(len(crowd))
 
@@ -141,7 +127,6 @@ def test_who_takes_it_again_at_once_keeps_nobody_out(locks, nodes):
 
 @pytest.mark.parametrize("end", ["locks.close()", "sys.exit()", "os._exit(0)", "os.kill(mine, 9)"])
 def test_the_end_of_a_process_takes_no_release_with_it(nodes, locks, end):
-    """However a process ends after it gave back, its lock is free."""
     source = f"""
 import os, sys
 from celery_redlock import Redlock

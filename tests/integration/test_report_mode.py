@@ -21,7 +21,6 @@ CALLS = 6
 
 
 def make_app(urls, mode="report"):
-    """Return an app whose messages stay in this process, and its events."""
     app, told = Celery("shop", broker="memory://", set_as_current=False), []
     app.conf.update(
         redlock_nodes=urls,
@@ -43,8 +42,6 @@ def make_app(urls, mode="report"):
 
 @pytest.fixture
 def make(request):
-    """Make apps that are closed at the end."""
-
     def make(*args):
         app, told = make_app(*args)
         request.addfinalizer(lambda: (plugin_for(app).locks.close(), let_go(app)))
@@ -54,13 +51,11 @@ def make(request):
 
 
 def down(nodes):
-    """End the servers."""
     for node in nodes:
         node.kill()
 
 
 def hung(nodes):
-    """Stop the servers; what is sent to them is taken, and never answered."""
     for node in nodes:
         node.pause()
 
@@ -88,7 +83,6 @@ def waits_for_connections(monkeypatch):
 @pytest.mark.parametrize("when", ["before the first task", "after it"])
 @pytest.mark.parametrize("state", [down, hung])
 def test_without_nodes_tasks_run_and_messages_go_out(redis_nodes, make, bounds, state, when):
-    """Each call is one bounded round at most, and each is reported as it is."""
     nodes = redis_nodes(5)
     app, told = make([node.url for node in nodes])
     bootstrap(app.conf.redlock_nodes, plugin_for(app).settings.rules)
@@ -122,7 +116,6 @@ def test_an_enforced_task_waits_and_fails(redis_nodes, make, bounds, monkeypatch
 
 @pytest.mark.usefixtures("waits_for_connections")
 def test_slow_nodes_cost_a_round_at_most(five_nodes, proxied_nodes, make, bounds):
-    """Farther away than a round waits, they are not waited for."""
     links = proxied_nodes(five_nodes)
     app, told = make([link.url for link in links])
     bootstrap(app.conf.redlock_nodes, plugin_for(app).settings.rules)

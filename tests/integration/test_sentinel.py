@@ -33,7 +33,6 @@ HONEST = ("circles", "endless to listeners")
 
 @pytest.fixture
 def locks():
-    """Open locks: ``locks(nodes, rules, observer)``."""
     opened = []
 
     def open_locks(nodes, rules=RULES, *observers):
@@ -47,14 +46,12 @@ def locks():
 
 @pytest.fixture(scope="module")
 def watched(some_binary):
-    """A service for tests that leave its master alive."""
     with service("lock-1", some_binary, down_after=NEVER) as it:
         yield it
 
 
 @pytest.fixture
 def lone(watched):
-    """The service's node by itself, empty."""
     with redis.Redis.from_url(watched.master().url) as client:
         client.flushall()
     bootstrap([watched.node()], RULES)
@@ -62,7 +59,6 @@ def lone(watched):
 
 
 def test_locks_by_way_of_sentinels(watched, lone, locks):
-    """The node is called by the service's name, votes, and refuses a second holder."""
     first, second = locks([lone]), locks([lone])
     assert first.labels == ("lock-1@sentinel/0",)
     lease = first.acquire("n")
@@ -76,7 +72,6 @@ def test_locks_by_way_of_sentinels(watched, lone, locks):
 
 
 def test_a_sentinel_that_is_down_is_passed_over(watched, lone, locks, monkeypatch):
-    """As long as one of them answers the master is found; it costs no retries."""
     nobody = SentinelServer([]).url  # never started
     lone["sentinels"] = [nobody, nobody, *lone["sentinels"][:1]]
     pauses = []
@@ -97,7 +92,6 @@ def test_a_sentinel_that_is_down_is_passed_over(watched, lone, locks, monkeypatc
     ],
 )
 def test_a_node_that_cannot_be_had_is_named_and_why(watched, lone, locks, change, said, caplog):
-    """With the service's or the Sentinels' names, and never with a password."""
     caplog.set_level(logging.DEBUG)
     node = {**lone, **change}
     lock = locks([node])
@@ -113,7 +107,6 @@ def test_a_node_that_cannot_be_had_is_named_and_why(watched, lone, locks, change
 
 @pytest.mark.parametrize("lie", [lie for lie in LIES if lie not in HONEST])
 def test_a_sentinel_that_lies_is_passed_over(watched, lone, locks, lie):
-    """Whatever it answers, the next one is asked; with no other one the node is away."""
     first, *others = watched.sentinels
     with lying(first.port, LIES[lie]) as liar:
         node = {**lone, "sentinels": [liar.url, *(other.url for other in others)]}
@@ -162,7 +155,6 @@ def test_sentinels_that_want_a_password(watched, some_binary, locks, caplog):
 
 
 def test_sentinels_and_master_behind_tls(redis_nodes, locks, tmp_path):
-    """Both ways are encrypted and both certificates looked at."""
     authority = Authority(tmp_path)
     pair = authority.vouch("lock-node", "127.0.0.1")
     master = tls_node(redis_nodes, authority, pair)
@@ -230,7 +222,6 @@ def test_a_failover_counts_as_a_loss_of_memory(some_binary, redis_nodes, locks, 
 
 
 def granted(lock, name):
-    """Return a lease, or nothing."""
     try:
         return lock.acquire(name)
     except (LockTaken, QuorumUnavailable):
@@ -260,7 +251,6 @@ def test_a_master_that_has_lost_its_replicas_does_not_vote(watched, lone, locks)
 
 
 def refused(lock):
-    """Return why a lock was refused; nothing if it was not."""
     try:  # another each time: if its release is what is refused first, it stays taken for long
         lock.release(lock.acquire(f"n{uuid.uuid4()}"))
     except QuorumUnavailable as problem:

@@ -20,6 +20,7 @@ from celery_redlock.testing import servers as module
 from celery_redlock.testing.ports import PortTaken
 from celery_redlock.testing.reaper import Reaper, reaper
 from celery_redlock.testing.servers import Server, find_binary, servers
+from support.process import is_gone
 from support.waiting import eventually
 
 
@@ -27,17 +28,7 @@ def _client(server, **options):
     return redis.Redis.from_url(server.url, **options)
 
 
-def _gone(pid):
-    """Whether there is no such process, or only its zombie."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return True
-    return state in "ZX"
-
-
 def test_servers_answer_at_once_and_are_empty(redis_nodes):
-    """All of them are up when the list is handed over, each a process of its own."""
     nodes = redis_nodes(3)
     assert len({node.pid for node in nodes}) == len({node.port for node in nodes}) == 3
     for node in nodes:
@@ -47,7 +38,6 @@ def test_servers_answer_at_once_and_are_empty(redis_nodes):
 
 
 def test_a_server_keeps_nothing_on_disk_and_evicts_nothing(redis_nodes):
-    """Neither snapshots nor an append-only file, and writes fail before keys are dropped."""
     (node,) = redis_nodes(1)
     with _client(node) as client:
         assert client.config_get("save")["save"] == ""
@@ -57,7 +47,6 @@ def test_a_server_keeps_nothing_on_disk_and_evicts_nothing(redis_nodes):
 
 
 def test_a_killed_server_refuses_connections_and_can_come_back(redis_nodes):
-    """After kill() nothing listens; start() brings the same URL back."""
     (node,) = redis_nodes(1)
     url = node.url
     node.kill()
@@ -71,7 +60,6 @@ def test_a_killed_server_refuses_connections_and_can_come_back(redis_nodes):
 
 
 def test_a_paused_server_is_silent_until_it_is_resumed(redis_nodes):
-    """What was asked meanwhile is answered late."""
     (node,) = redis_nodes(1)
     with _client(node) as client, _client(node, socket_timeout=0.5) as impatient:
         client.ping()
@@ -84,7 +72,6 @@ def test_a_paused_server_is_silent_until_it_is_resumed(redis_nodes):
 
 
 def test_a_restarted_server_has_lost_its_memory(redis_nodes):
-    """Same port, new process, new run id, no keys."""
     (node,) = redis_nodes(1)
     with _client(node) as client:
         client.set("key", "value")
@@ -97,7 +84,6 @@ def test_a_restarted_server_has_lost_its_memory(redis_nodes):
 
 
 def test_a_server_with_a_file_remembers_over_a_restart(redis_nodes):
-    """The folder stays until stop(), so options can make a server durable."""
     (node,) = redis_nodes(1, extra_args=("--appendonly", "yes", "--appendfsync", "always"))
     with _client(node) as client:
         client.set("key", "value")
@@ -108,7 +94,6 @@ def test_a_server_with_a_file_remembers_over_a_restart(redis_nodes):
 
 @pytest.mark.parametrize("state", ["running", "paused", "killed", "never started"])
 def test_nothing_is_left_after_stop(some_binary, state):
-    """Neither process nor folder, whatever state it was in; and stop() may be repeated."""
     server = Server(binary=some_binary)
     if state != "never started":
         server.start()
@@ -122,21 +107,19 @@ def test_nothing_is_left_after_stop(some_binary, state):
     assert not server.alive
     assert server.folder is None
     if state != "never started":
-        assert _gone(pid)
+        assert is_gone(pid)
         assert not folder.exists()
 
 
 def test_the_reaper_leaves_with_the_last_server(some_binary, monkeypatch):
-    """Without servers there is no helper process either."""
     monkeypatch.setattr(module, "reaper", Reaper())
     with servers(2, binary=some_binary):
         helper = module.reaper._process.pid
-        assert not _gone(helper)
-    assert _gone(helper)
+        assert not is_gone(helper)
+    assert is_gone(helper)
 
 
 def test_servers_end_when_the_block_is_left_by_an_error(some_binary):
-    """The farm is taken down whatever happens."""
     pids = []
 
     def interrupted():
@@ -147,7 +130,7 @@ def test_servers_end_when_the_block_is_left_by_an_error(some_binary):
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert len(pids) == 2
-    assert all(_gone(pid) for pid in pids)
+    assert all(is_gone(pid) for pid in pids)
 
 
 def test_a_server_outlives_the_thread_that_started_it(some_binary):
@@ -164,14 +147,12 @@ def test_a_server_outlives_the_thread_that_started_it(some_binary):
 
 
 def test_a_port_that_another_has_is_refused(redis_nodes, some_binary):
-    """Where it has to be that one."""
     (other,) = redis_nodes(1)
     with pytest.raises(PortTaken, match=f"port {other.port} is used"):
         Server(binary=some_binary, port=other.port)
 
 
 def test_somebody_elses_server_is_not_taken_for_ours(redis_nodes, some_binary):
-    """A PING answered by another process does not count as our server's."""
     (other,) = redis_nodes(1)
     server = Server(binary=some_binary)
     server.port = other.port
@@ -181,7 +162,6 @@ def test_somebody_elses_server_is_not_taken_for_ours(redis_nodes, some_binary):
 
 
 def test_a_server_that_does_not_start_shows_its_log(some_binary):
-    """The error names the command and has what the server said."""
     server = Server(binary=some_binary, extra_args=("--no-such-option", "yes"))
     with pytest.raises(RuntimeError, match=r"(?s)ended at once.*no-such-option"):
         server.start()
@@ -189,7 +169,6 @@ def test_a_server_that_does_not_start_shows_its_log(some_binary):
 
 
 def test_a_running_server_is_not_started_twice(redis_nodes):
-    """The second start() is an error, and the server stays."""
     (node,) = redis_nodes(1)
     with pytest.raises(RuntimeError, match="running already"):
         node.start()
@@ -197,7 +176,6 @@ def test_a_running_server_is_not_started_twice(redis_nodes):
 
 
 def test_a_missing_binary_is_explained(monkeypatch):
-    """The message names the extra that brings a server along."""
     monkeypatch.setattr(module, "embedded", lambda: None)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(RuntimeError, match=r"celery-redlock\[demo\]"):
@@ -205,7 +183,6 @@ def test_a_missing_binary_is_explained(monkeypatch):
 
 
 def test_a_forked_child_does_not_end_its_parents_servers(redis_nodes):
-    """Only the process that started a server ends it."""
     (node,) = redis_nodes(1)
     child = os.fork()
     if child == 0:
@@ -254,7 +231,6 @@ PARENT = """
 
 
 def _parent(*words):
-    """Start a process that starts two servers; return it and the servers' ids and folders."""
     parent = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(PARENT), *words],
         stdout=subprocess.PIPE,
@@ -271,29 +247,26 @@ def _parent(*words):
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_killed_parent_takes_its_servers_along(how):
-    """Even ``kill -9`` leaves neither a server nor its folder behind."""
     parent, children = _parent()
     with parent:
-        assert not any(_gone(pid) for pid, _ in children)
+        assert not any(is_gone(pid) for pid, _ in children)
         parent.send_signal(how)
         parent.wait(60)
-    eventually(lambda: all(_gone(pid) for pid, _ in children), "end of the servers")
+    eventually(lambda: all(is_gone(pid) for pid, _ in children), "end of the servers")
     eventually(lambda: not any(folder.exists() for _, folder in children), "removed folders")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_killed_parent_takes_a_paused_server_along():
-    """A paused process is ended like any other."""
     parent, children = _parent("paused")
     with parent:
         assert parent.stdout.readline() == "paused\n"
         parent.kill()
-    eventually(lambda: all(_gone(pid) for pid, _ in children), "end of the servers")
+    eventually(lambda: all(is_gone(pid) for pid, _ in children), "end of the servers")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_dead_reaper_is_replaced(redis_nodes):
-    """If somebody ends the reaper, the next server to start gets a new one, which knows all."""
     redis_nodes(1)
     first = reaper._process
     first.kill()
@@ -305,6 +278,5 @@ def test_a_dead_reaper_is_replaced(redis_nodes):
 
 
 def test_folders_are_made_where_temporary_files_belong(redis_nodes):
-    """TMPDIR is respected; nothing is written next to the sources."""
     (node,) = redis_nodes(1)
     assert node.folder.parent == Path(tempfile.gettempdir())

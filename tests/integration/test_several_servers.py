@@ -40,7 +40,6 @@ def name(redis_nodes, monkeypatch):
 
 
 def app_on(url):
-    """Return an app whose locks are on that node alone."""
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.update(redlock_nodes=[url])
     return app
@@ -57,7 +56,6 @@ def test_two_clients_hold_one_lock_on_such_a_node(name):
 
 
 def test_a_worker_does_not_start_on_it(name):
-    """Its check says which servers the name stands for."""
     app = app_on(name)  # which its plugin does not keep
     plugin = plugin_for(app)
     try:
@@ -68,7 +66,6 @@ def test_a_worker_does_not_start_on_it(name):
 
 
 def test_the_doctor_says_so(name):
-    """By the address of each."""
     (node,) = gather_nodes([name], RULES, lambda _: None)
     assert sorted(node.servers) == ["127.0.0.1", "127.0.0.2"]
 
@@ -98,13 +95,11 @@ def test_several_addresses_of_one_server_are_one(redis_nodes, monkeypatch):
 
 
 def test_a_name_that_nobody_knows_is_an_error_of_its_own():
-    """And no other: it cannot be looked up for this either."""
     (node,) = gather_nodes(["redis://no-such-host.invalid/0"], RULES, lambda _: None)
     assert node.problem
 
 
 def test_a_name_that_is_looked_up_for_long_holds_nobody_up(redis_nodes, monkeypatch):
-    """A worker starts without knowing whether it has several servers."""
     servers, over = redis_nodes(3), threading.Event()
     inherited = socket.getaddrinfo
     urls = [f"redis://{NAME}:{servers[0].port}/0", *(server.url for server in servers[1:])]

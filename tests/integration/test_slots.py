@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 import pytest
-import redis
 
 from celery_redlock import QuorumUnavailable, Redlock
 from celery_redlock.beat.slot_records import Claim, Slots
@@ -13,7 +12,7 @@ from celery_redlock.beat.slot_votes import SlotState
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.health import check
 from celery_redlock.reading.nodes import bootstrap
-from support.stored import ROOMY
+from support.stored import ROOMY, clients_of
 from support.waiting import eventually
 
 RULES = Rules(**ROOMY)
@@ -21,7 +20,6 @@ RULES = Rules(**ROOMY)
 
 @pytest.fixture
 def farm(redis_nodes):
-    """Three nodes that are enrolled, and two clients of them."""
     nodes = redis_nodes(3)
     urls = [node.url for node in nodes]
     bootstrap(urls, RULES)
@@ -34,17 +32,12 @@ def farm(redis_nodes):
 
 
 def claim_of(due, fence):
-    """Return a claim of the term with this number."""
     return Claim("shop/report", due, f"{fence:040x}", fence, 60.0)
 
 
 def records(nodes):
-    """Return slot and state as each node has them."""
-    found = []
-    for node in nodes:
-        with redis.Redis.from_url(node.url) as client:
-            found.append(client.hmget("redlock:slot:shop/report", "slot", "state"))
-    return found
+    key = "redlock:slot:shop/report"
+    return [client.hmget(key, "slot", "state") for client in clients_of(nodes)]
 
 
 def test_a_claim_that_lies_in_a_paused_node_is_withdrawn_behind_it(farm):
@@ -63,7 +56,6 @@ def test_a_claim_that_lies_in_a_paused_node_is_withdrawn_behind_it(farm):
 
 
 def test_what_was_settled_while_a_node_was_paused_reaches_it(farm):
-    """So the next leader reads it from that node, too."""
     nodes, first, _ = farm
     due = float(int(time.time()))
     Slots.on(first).claim(claim_of(due - 1, fence=1))

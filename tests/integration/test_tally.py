@@ -20,61 +20,49 @@ from celery_redlock.reading.health import probe
 from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.reading.tally import HOUR, RETENTION, Counts, hour_key, tally_key, tally_request
 from celery_redlock.reading.tally_reader import TallyReader
-from support.stored import ROOMY
+from support.stored import ROOMY, clients_of, urls_of
 from support.waiting import eventually
 
 RULES = Rules(**ROOMY)
 TASK = "shop.bill"
 
 
-def urls(nodes):
-    """Return the URLs of *nodes*."""
-    return [node.url for node in nodes]
-
-
 @pytest.fixture
 def locks(five_nodes):
-    """Locks on five nodes, connected."""
-    bootstrap(urls(five_nodes), RULES)
-    locks = Redlock(urls(five_nodes), RULES)
+    bootstrap(urls_of(five_nodes), RULES)
+    locks = Redlock(urls_of(five_nodes), RULES)
     probe(locks)
     yield locks
     locks.close()
 
 
 def hour_now():
-    """Return the hour that it is."""
     return int(time.time() // HOUR)
 
 
 def add(locks, hour=None, task=TASK, **numbers):
-    """Add these numbers to the tallies of all nodes."""
     hour = hour_now() if hour is None else hour
     locks.driver.tell(tally_request(RULES, hour, task, Counts(numbers, {})))
 
 
 def read(nodes, since=None):
-    """Return what all nodes say of the hours *since* a moment; else of two hours."""
     now = time.time()
-    return TallyReader(urls(nodes), RULES).read(now - HOUR if since is None else since, now)
+    return TallyReader(urls_of(nodes), RULES).read(now - HOUR if since is None else since, now)
 
 
 def ran(nodes, task=TASK, since=None):
-    """Return how often *task* ran, as all nodes say."""
     found = read(nodes, since).tasks.get(task)
     return found.ran if found else 0
 
 
 def on_node(node, hour=None):
-    """Return what one node says."""
     key = tally_key("redlock", hour_now() if hour is None else hour, TASK)
     with redis.Redis.from_url(node.url, decode_responses=True) as client:
         return client.hgetall(key)
 
 
 def test_what_processes_count_adds_up(five_nodes, locks):
-    """Numbers, the first and last moment, the longest; the newest TTL and example."""
-    other = Redlock(urls(five_nodes), RULES)
+    other = Redlock(urls_of(five_nodes), RULES)
     probe(other)
     for it, first in ((locks, 2000), (other, 1000)):
         numbers = {"ran": 2, "hold:7": 1, "first": first, "last": first + 5, "longest": first}
@@ -93,8 +81,8 @@ def test_what_processes_count_adds_up(five_nodes, locks):
 def test_nodes_that_were_away_in_turn_lose_no_count(redis_nodes):
     """Whoever was there all the time knows all; the others' numbers are smaller."""
     nodes = redis_nodes(3)
-    bootstrap(urls(nodes), RULES)
-    locks = Redlock(urls(nodes), RULES)
+    bootstrap(urls_of(nodes), RULES)
+    locks = Redlock(urls_of(nodes), RULES)
     probe(locks)
     add(locks, ran=1)
     eventually(lambda: ran(nodes) == 1, "one")
@@ -115,7 +103,6 @@ def test_nodes_that_were_away_in_turn_lose_no_count(redis_nodes):
 
 
 def test_hours_add_up_and_are_forgotten(five_nodes, locks):
-    """Each key expires a week after the last count; a reader asks for whole hours."""
     for ago in range(3):
         add(locks, hour=hour_now() - ago, ran=1)
     eventually(lambda: ran(five_nodes, since=time.time() - 2 * HOUR) == 3, "three hours")
@@ -128,21 +115,19 @@ def test_hours_add_up_and_are_forgotten(five_nodes, locks):
 def test_a_reader_asks_for_an_hour_that_is_over_once(five_nodes, locks):
     """Nothing is added to it any more; to the newest two hours there is."""
     add(locks, hour=hour_now() - 3, ran=1)
-    reader, now = TallyReader(urls(five_nodes), RULES), time.time()
+    reader, now = TallyReader(urls_of(five_nodes), RULES), time.time()
     eventually(lambda: ran(five_nodes, since=now - 4 * HOUR) == 1, "counts")
     assert reader.read(now - 4 * HOUR, now).tasks[TASK].ran == 1
-    for node in five_nodes:
-        with redis.Redis.from_url(node.url) as client:
-            client.delete(tally_key("redlock", hour_now() - 3, TASK))
+    for client in clients_of(five_nodes):
+        client.delete(tally_key("redlock", hour_now() - 3, TASK))
     add(locks, ran=1)
     eventually(lambda: ran(five_nodes) == 1, "counts")
     assert reader.read(now - 4 * HOUR, now).tasks[TASK].ran == 2
 
 
 def test_what_an_idle_process_adds_later_is_read(five_nodes, locks):
-    """Ten minutes later at most, and no hour is kept for longer."""
     add(locks, hour=hour_now() - 3, ran=1)
-    reader, now = TallyReader(urls(five_nodes), RULES), time.time()
+    reader, now = TallyReader(urls_of(five_nodes), RULES), time.time()
     eventually(lambda: ran(five_nodes, since=now - 4 * HOUR) == 1, "counts")
     assert reader.read(now - 4 * HOUR, now).tasks[TASK].ran == 1
     add(locks, hour=hour_now() - 3, ran=1)
@@ -153,7 +138,6 @@ def test_what_an_idle_process_adds_later_is_read(five_nodes, locks):
 
 
 def test_what_others_wrote_harms_no_reader(five_nodes, locks):
-    """Another type of key, a name that is no text, numbers that are none."""
     with redis.Redis.from_url(five_nodes[0].url) as client:
         client.zadd(hour_key("redlock", hour_now()), {b"\xff": 0, "other": 0, TASK: 0})
         client.set(tally_key("redlock", hour_now(), "other"), "mine")
@@ -172,10 +156,10 @@ def test_what_others_wrote_harms_no_reader(five_nodes, locks):
 def plugin(five_nodes, monkeypatch):
     """The plugin of an app whose locks are on five nodes; it counts by itself once."""
     monkeypatch.setattr(tally, "EVERY", 600.0)
-    bootstrap(urls(five_nodes), RULES)
+    bootstrap(urls_of(five_nodes), RULES)
     app = Celery("shop", set_as_current=False, broker="memory://")
     app.conf.update(
-        redlock_nodes=urls(five_nodes),
+        redlock_nodes=urls_of(five_nodes),
         redlock_observers=["journal"],
         **{f"redlock_{name}": value for name, value in ROOMY.items()},
     )
@@ -186,12 +170,10 @@ def plugin(five_nodes, monkeypatch):
 
 
 def happens(plugin, task=TASK):
-    """Let a lock be granted."""
     plugin.notify(events.LockAcquired("name", 7, 0.001, task=task, task_id="id"))
 
 
 def test_the_journals_observer_counts(five_nodes, plugin):
-    """The first event is sent at once, others at the end of the process."""
     for _ in range(3):
         happens(plugin)
     eventually(lambda: ran(five_nodes) == 1, "the first")
@@ -200,7 +182,6 @@ def test_the_journals_observer_counts(five_nodes, plugin):
 
 
 def test_at_the_end_nothing_connects(five_nodes, plugin):
-    """What is counted after the locks were closed is lost, and no thread is left behind."""
     happens(plugin)
     eventually(lambda: ran(five_nodes) == 1, "the first")
     happens(plugin)

@@ -41,14 +41,13 @@ from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.task.execution import refused
 from celery_redlock.task.execution.interrupt import defer_interrupts
 from celery_redlock.testing import locks_disabled
-from support.stored import RENEWED, ROOMY
+from support.stored import RENEWED, ROOMY, clients_of
 from support.waiting import eventually
 
 DEAD = [f"redis://127.0.0.1:{port}/0" for port in (1, 2, 3)]  # nobody listens there
 
 
 def make_app(**conf):
-    """Return an app whose messages and results stay in this process."""
     app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.update({**{f"redlock_{name}": value for name, value in ROOMY.items()}, **conf})
     app.conf.broker_transport_options = {"polling_interval": 0.01}
@@ -57,7 +56,6 @@ def make_app(**conf):
 
 @pytest.fixture
 def app(five_nodes):
-    """An app on five nodes that are enrolled."""
     app = make_app(redlock_nodes=[node.url for node in five_nodes])
     plugin = plugin_for(app)
     assert set(bootstrap(app.conf.redlock_nodes, plugin.settings.rules).values()) == {"enrolled"}
@@ -68,7 +66,6 @@ def app(five_nodes):
 
 @pytest.fixture
 def dead_app():
-    """An app of whose nodes none can be reached."""
     app = make_app(redlock_nodes=DEAD)
     yield app
     plugin_for(app).locks.close()
@@ -77,7 +74,6 @@ def dead_app():
 
 @pytest.fixture
 def keys(five_nodes):
-    """Read the keys of all locks past the library: ``keys()`` -> one set per node."""
     clients = [redis.Redis.from_url(node.url) for node in five_nodes]
 
     def read():
@@ -90,7 +86,6 @@ def keys(five_nodes):
 
 @pytest.fixture
 def rival(app):
-    """Somebody else who locks on the same nodes."""
     rival = Redlock(app.conf.redlock_nodes, plugin_for(app).settings.rules)
     yield rival
     rival.close()
@@ -112,8 +107,6 @@ def clients(five_nodes):
 
 @pytest.fixture
 def steal(clients):
-    """Give the lock *name* to somebody else on three of the nodes, past the library."""
-
     def steal(name):
         with defer_interrupts():
             for client in clients[:3]:
@@ -124,8 +117,6 @@ def steal(clients):
 
 @pytest.fixture
 def forget(clients):
-    """Delete the lock *name*, past the library."""
-
     def forget(name):
         with defer_interrupts():
             for client in clients:
@@ -135,8 +126,6 @@ def forget(clients):
 
 
 def task_of(app, base=RedlockTask, **options):
-    """Return a decorator that declares a task with *options* and registers it."""
-
     def declare(function):
         app.task(base=base, name="shop.bill", shared=False, **options)(function)
         return app.tasks["shop.bill"]
@@ -145,13 +134,10 @@ def task_of(app, base=RedlockTask, **options):
 
 
 def free(keys):
-    """Return whether no node knows of a lock."""
     return not any(keys())
 
 
 def test_apply_takes_a_real_lock_and_gives_it_back(app, keys):
-    """While the body runs a majority stores the key; afterwards no node does."""
-
     @task_of(app, lock_key="invoice:{invoice_id}")
     def bill(invoice_id):
         eventually(lambda: sum("redlock:lock:invoice:7" in node for node in keys()) >= 3, "the key")
@@ -163,7 +149,6 @@ def test_apply_takes_a_real_lock_and_gives_it_back(app, keys):
 
 @pytest.mark.parametrize("call", ["delay", "apply_async", "apply"])
 def test_eager_mode_takes_a_real_lock(app, rival, call):
-    """``task_always_eager`` is ``apply()`` under another name, for us too."""
     app.conf.task_always_eager = True
 
     @task_of(app, lock_key="invoice:{invoice_id}")
@@ -180,7 +165,6 @@ def test_eager_mode_takes_a_real_lock(app, rival, call):
 
 
 def test_the_lock_tells_the_body_what_it_holds(app):
-    """``current_lock()`` is ``self.lock``, and both say what DESIGN promises."""
     asked = time.time()
 
     @task_of(app, bind=True, lock_ttl=60)
@@ -205,8 +189,6 @@ def test_the_lock_tells_the_body_what_it_holds(app):
 
 
 def test_fences_grow_from_run_to_run(app):
-    """Every execution has a larger number than the one before it."""
-
     @task_of(app, unique_on=())
     def bill(invoice_id):
         return current_lock().fence
@@ -216,8 +198,6 @@ def test_fences_grow_from_run_to_run(app):
 
 
 def test_a_task_may_do_without_a_fence(app):
-    """``fence=False`` asks for none."""
-
     @task_of(app, fence=False)
     def bill():
         return current_lock().fence
@@ -226,7 +206,6 @@ def test_a_task_may_do_without_a_fence(app):
 
 
 def test_no_lock_is_held_outside_of_a_body(app):
-    """``current_lock()`` raises before, after, and in a thread that the body did not hand it to."""
     found = []
 
     @task_of(app)
@@ -248,8 +227,6 @@ def test_no_lock_is_held_outside_of_a_body(app):
 
 
 def test_a_direct_call_takes_no_lock(app, rival, keys):
-    """``task(...)`` is a function call: nothing is asked, nothing is held, nothing refuses it."""
-
     @task_of(app, bind=True, lock_key="invoice:{invoice_id}")
     def bill(self, invoice_id):
         with pytest.raises(RuntimeError):
@@ -266,8 +243,6 @@ def test_a_direct_call_takes_no_lock(app, rival, keys):
 
 
 def test_a_recursion_runs_under_the_lock_of_the_first_call(app):
-    """``self(n - 1)`` in a body is a direct call: it neither locks again nor loses to itself."""
-
     @task_of(app, bind=True, unique_on=(), on_conflict="fail")
     def bill(self, n):
         return [current_lock().token, *(self(n - 1) if n else [])]
@@ -310,7 +285,6 @@ def test_a_conflict_ends_at_once_by_policy(app, rival, policy):
 
 @pytest.mark.parametrize("policy", ["skip", "fail", "retry", "reschedule", Skip()])
 def test_without_a_quorum_it_ends_at_once_by_policy(dead_app, policy):
-    """The cause is told as what it is: not a conflict."""
     ran = []
 
     @task_of(dead_app, on_conflict="skip", on_unavailable=policy)
@@ -329,7 +303,6 @@ def test_without_a_quorum_it_ends_at_once_by_policy(dead_app, policy):
 
 
 def test_without_servers_the_log_names_what_tests_do_without(dead_app, caplog):
-    """Once, however many tasks run."""
     refused.hint_at_tests.cache_clear()
 
     @task_of(dead_app, on_unavailable="fail")
@@ -344,8 +317,6 @@ def test_without_servers_the_log_names_what_tests_do_without(dead_app, caplog):
 
 @pytest.mark.parametrize("policy", ["run_unlocked", RunUnlocked()])
 def test_running_unlocked_says_so(dead_app, policy, caplog):
-    """The body runs, its lock says that there is none, and the log says it loudly."""
-
     @task_of(dead_app, on_unavailable=policy)
     def bill():
         lock = current_lock()
@@ -359,8 +330,6 @@ def test_running_unlocked_says_so(dead_app, policy, caplog):
 
 
 def test_waiting_for_a_lock_is_worth_it(app, rival):
-    """``lock_wait`` spans the time until the holder gives the lock back."""
-
     @task_of(app, lock_key="invoice", lock_wait=600, on_conflict="fail")
     def bill():
         return "billed"
@@ -385,8 +354,6 @@ def test_arguments_that_make_no_key_fail_the_task(app, keys):
 
 
 def test_a_lock_may_outlast_its_task(app, rival):
-    """``min_hold`` keeps the key for a while after a short body, and no longer."""
-
     @task_of(app, lock_key="tick", min_hold=1.0)
     def bill():
         return None
@@ -401,14 +368,12 @@ def test_a_lock_may_outlast_its_task(app, rival):
 
 
 def note(self, seen):
-    """Note what a body sees of its request."""
     request = self.request
     fields = (request.id, request.retries, request.is_eager, request.called_directly)
     seen.append((*fields, len(request.args), request.kwargs))
 
 
 def retries(self, seen, times):
-    """Retry without saying why."""
     note(self, seen)
     if self.request.retries < times:
         raise self.retry(countdown=0)
@@ -416,7 +381,6 @@ def retries(self, seen, times):
 
 
 def retries_for_cause(self, seen, times):
-    """Retry because of an error."""
     note(self, seen)
     if self.request.retries < times:
         try:
@@ -427,7 +391,6 @@ def retries_for_cause(self, seen, times):
 
 
 def fails(self, seen, times):
-    """Fail, which is retried if ``autoretry_for`` says so."""
     note(self, seen)
     if self.request.retries < times:
         raise KeyError(times)
@@ -435,7 +398,6 @@ def fails(self, seen, times):
 
 
 def changes(self, seen, times):
-    """Retry with other arguments."""
     note(self, seen)
     if times:
         raise self.retry(args=(seen, times - 1), countdown=0)
@@ -443,7 +405,6 @@ def changes(self, seen, times):
 
 
 def outcome_of(base, body, times, **options):
-    """Run *body* eagerly as a task of *base*; returns how it ended and what it saw."""
     app = make_app() if base is Task else base
     task = task_of(app, Task if base is Task else RedlockTask, bind=True, **options)(body)
     seen = []
@@ -455,14 +416,12 @@ def outcome_of(base, body, times, **options):
 @pytest.mark.parametrize("options", [{}, {"autoretry_for": (KeyError,), "retry_backoff": False}])
 @pytest.mark.parametrize("body", [retries, retries_for_cause, fails, changes])
 def test_an_eager_retry_is_plain_celerys(app, body, options, times):
-    """Id, retries, states and results are those of a plain task, also past the last retry."""
     options = {**options, "max_retries": 3, "default_retry_delay": 0}
     protected = {**options, "unique_on": (), "on_conflict": "fail"}
     assert outcome_of(app, body, times, **protected) == outcome_of(Task, body, times, **options)
 
 
 def test_a_base_with_its_own_call_still_works(app):
-    """``__call__`` is cooperative: a user's base may wrap it on either side of ours."""
     order = []
 
     class Outside(RedlockTask):
@@ -494,8 +453,6 @@ def test_a_base_with_its_own_call_still_works(app):
 
 
 def ends():
-    """Return ways for a body to end, by name."""
-
     def raises(error):
         def end(self):
             raise error
@@ -516,8 +473,6 @@ def ends():
 
 @pytest.mark.parametrize("end", ends())
 def test_the_lock_is_given_back_on_every_way_out(app, keys, end):
-    """However a body ends, no node knows of its lock afterwards, and nothing renews it."""
-
     @app.task(base=RedlockTask, name="shop.other", shared=False)
     def other():
         return None
@@ -539,8 +494,6 @@ def test_the_lock_is_given_back_on_every_way_out(app, keys, end):
 
 
 def test_a_task_in_a_task_has_its_own_lock(app):
-    """``apply()`` in a body is an execution of its own, and hands the outer lock back after it."""
-
     @app.task(base=RedlockTask, name="shop.inner", shared=False)
     def inner():
         return current_lock().name
@@ -557,8 +510,6 @@ def test_a_task_in_a_task_has_its_own_lock(app):
 
 
 def test_a_task_in_a_task_meets_the_outer_lock(app):
-    """Nobody enters a lock twice: the inner one is refused, and the outer one keeps it."""
-
     @app.task(base=RedlockTask, name="shop.inner", lock_key="same", shared=False)
     def inner():
         return "ran"
@@ -578,8 +529,6 @@ def test_a_task_in_a_task_meets_the_outer_lock(app):
 @pytest.mark.parametrize("serializer", ["json", "pickle", "yaml"])
 @pytest.mark.parametrize("kind", [LockTaken, QuorumUnavailable, LockLost])
 def test_a_real_error_comes_home_with_all_its_fields(app, dead_app, rival, serializer, kind):
-    """What real nodes made of an error survives every result backend."""
-
     def body():
         raise LockLost("invoice", "deadline")
 
@@ -606,7 +555,6 @@ def test_a_real_error_comes_home_with_all_its_fields(app, dead_app, rival, seria
 
 
 def test_locks_can_be_switched_off():
-    """In users' suites bodies run without servers and without a word about them."""
     app = make_app()
 
     @task_of(app, bind=True, lock_key="invoice:{invoice_id}")
@@ -625,7 +573,6 @@ def test_locks_can_be_switched_off():
 
 
 def test_locks_can_be_switched_off_for_a_function():
-    """``locks_disabled()`` decorates a test as often as it runs, also one that fails."""
     app = make_app()
 
     @task_of(app)
@@ -645,7 +592,6 @@ def test_locks_can_be_switched_off_for_a_function():
 
 
 def test_a_worker_in_a_users_suite_needs_no_servers():
-    """Celery's own ``celery_worker`` fixture works while locks are switched off."""
     app = make_app()
 
     @task_of(app)
@@ -660,14 +606,12 @@ def test_a_worker_in_a_users_suite_needs_no_servers():
 
 
 def spin(seconds):
-    """Compute for *seconds* in pure Python."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         sum(range(100))
 
 
 def ask(seconds):
-    """Look at the lock all the time, without ever asking whether it is held."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         _ = current_lock().name, current_lock().ttl
@@ -675,8 +619,6 @@ def ask(seconds):
 
 @pytest.mark.parametrize("work", [time.sleep, spin, ask])
 def test_a_body_whose_lock_is_lost_is_ended(app, steal, work):
-    """`LockLost` reaches computing and sleeping bodies alike, through any ``except Exception``."""
-
     @task_of(app, bind=True, lock_key="invoice", lock_ttl=RENEWED)
     def bill(self):
         steal("invoice")
@@ -710,8 +652,6 @@ def test_a_body_in_a_thread_is_ended_between_two_bytecodes(app, steal):
 
 
 def test_a_body_that_asks_for_a_warning_runs_on(app, steal, caplog):
-    """``on_lock_lost="warn"``: the log tells, `is_lost` tells, `ensure_held` raises; no more."""
-
     @task_of(app, lock_key="invoice", lock_ttl=RENEWED, on_lock_lost="warn")
     def bill():
         lock = current_lock()
@@ -727,8 +667,6 @@ def test_a_body_that_asks_for_a_warning_runs_on(app, steal, caplog):
 
 
 def test_a_lost_lock_of_another_is_left_to_them(app, steal, five_nodes):
-    """The release of a lost lock does not touch whoever holds it now."""
-
     @task_of(app, lock_key="invoice", lock_ttl=RENEWED)
     def bill():
         steal("invoice")
@@ -736,15 +674,13 @@ def test_a_lost_lock_of_another_is_left_to_them(app, steal, five_nodes):
 
     with pytest.raises(LockLost):
         bill.apply().get()
-    for node in five_nodes[:3]:
-        with redis.Redis.from_url(node.url) as client:
-            assert client.get("redlock:lock:invoice") == b"f" * 40
+    for client in clients_of(five_nodes[:3]):
+        assert client.get("redlock:lock:invoice") == b"f" * 40
 
 
 @pytest.mark.parametrize("work", [time.sleep, spin])
 @pytest.mark.parametrize("lost", ["outer", "inner"])
 def test_whose_lock_is_lost_is_whose_body_ends(app, steal, lost, work):
-    """Of two nested bodies the loss ends the one that it concerns, and names its lock."""
     ttls = {"outer": 60.0, "inner": 60.0, lost: RENEWED}
     inner_options = {"name": "shop.inner", "lock_key": "inner", "lock_ttl": ttls["inner"]}
 
@@ -773,8 +709,6 @@ def test_whose_lock_is_lost_is_whose_body_ends(app, steal, lost, work):
 )
 @pytest.mark.parametrize("where", ["main thread", "thread"])
 def test_a_loss_at_the_end_of_a_body_hurts_nobody_after_it(app, steal, forget, where):
-    """What is raised for a body never reaches what comes after it."""
-
     @task_of(app, lock_key="invoice", lock_ttl=1.0)
     def bill(seconds):
         steal("invoice")
@@ -879,8 +813,6 @@ def run_with_signal_at(line, call):
 
 
 def test_a_time_limit_at_any_moment_leaves_no_lock_behind(app, soft_limit):
-    """A signal at whatever line of ours: nothing is held, renewed or masked afterwards."""
-
     @task_of(app, lock_key="invoice", acks_late=True)
     def bill():
         return None
@@ -902,7 +834,6 @@ def test_a_time_limit_at_any_moment_leaves_no_lock_behind(app, soft_limit):
 
 
 def test_signals_that_arrive_together_all_take_effect(app, soft_limit):
-    """Of two signals held back during our I/O, the second is not lost to the first."""
     from celery_redlock.process.deferral import defer_signals
 
     def work():
@@ -924,7 +855,6 @@ def test_signals_that_arrive_together_all_take_effect(app, soft_limit):
 
 
 def test_many_threads_share_one_set_of_locks():
-    """However many threads are first, an app has one watchdog in a process."""
     app = make_app(redlock_nodes=DEAD)
     plugin = plugin_for(app)
     start = threading.Barrier(8)
@@ -954,8 +884,6 @@ def test_a_lock_not_acquired_in_a_body_is_the_bodys_own_affair(app):
 
 
 def test_an_eager_replacement_of_the_same_name_runs_under_the_lock_it_stands_in(app, keys):
-    """A task never loses to itself, not even where its replacement runs inside its body."""
-
     @app.task(base=RedlockTask, lock_key="bill", name="second")
     def second():
         return current_lock().fence
@@ -1004,8 +932,6 @@ def test_nor_does_a_replacement_run_without_a_lock_of_its_own(app, rival, second
 
 
 def test_an_app_that_is_configured_again_is_believed_in_eager_mode(app, rival):
-    """Suites that change settings or options between their tests see the change."""
-
     @app.task(base=RedlockTask, lock_key="bill", name="bill")
     def bill():
         return "billed"

@@ -63,13 +63,11 @@ def run(tmp_path):
 
 
 def passed(done, tests):
-    """Return whether so many *tests* passed, and no other ran."""
     assert done.returncode == 0, done.stdout + done.stderr
     return f"{tests} passed in" in done.stdout
 
 
 def test_every_fixture_does_what_it_says(run):
-    """In one suite, one after the other; each leaves the app as it was."""
     done = run(
         """
         import pytest
@@ -110,7 +108,6 @@ def test_every_fixture_does_what_it_says(run):
 
 
 def test_without_an_app_the_error_says_what_to_write(run):
-    """A fixture that has no app names the one that the suite has to define."""
     done = run("def test_it(redlock_quorum): pass")
     assert done.returncode == 1
     assert "define the fixture redlock_app" in done.stdout
@@ -125,7 +122,6 @@ def test_the_fixtures_are_listed_with_what_they_do(run):
 
 
 def test_a_suite_may_do_without_the_plugin(run):
-    """With ``-p no:redlock`` its fixtures are not there, and all else is."""
     done = run("def test_it(): pass", "-p", "no:redlock")
     assert passed(done, 1)
     done = run("def test_it(redlock_disabled): pass", "-p", "no:redlock")
@@ -133,7 +129,6 @@ def test_a_suite_may_do_without_the_plugin(run):
 
 
 def test_a_suite_that_uses_no_fixture_pays_nothing(run):
-    """Neither celery nor redis is imported for it, nor anything else of ours."""
     done = run(
         """
         import sys

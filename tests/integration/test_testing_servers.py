@@ -43,26 +43,20 @@ STATE_AFTER = {
 
 
 class InMemory:
-    """Nodes in memory, and two clients of them."""
-
     def __init__(self, quorum):
         self.quorum = quorum
         self.mine = quorum.locks
         self.theirs = quorum.locks_on((), quorum.rules, (), time.sleep)
 
     def spoil(self, how, *positions):
-        """Have nodes go down, hang, be full, forget, or be up again."""
         for position in positions:
             getattr(self.quorum.nodes[position], how)()
 
     def tick(self, seconds):
-        """Let time pass."""
         self.quorum.clock.tick(seconds)
 
 
 class OnServers:
-    """Real servers, and two clients of them."""
-
     def __init__(self, servers, rules):
         self.servers = servers
         self.rules = rules
@@ -100,20 +94,17 @@ class OnServers:
             client.config_set("maxmemory", size)
 
     def tick(self, seconds):
-        """Wait: leases are real here."""
         time.sleep(seconds)
 
 
 @contextmanager
 def in_memory(_redis_nodes, rules):
-    """Nodes in memory."""
     with MemoryQuorum(**rules) as quorum:
         yield InMemory(quorum)
 
 
 @contextmanager
 def on_servers(redis_nodes, rules):
-    """Servers of the test's own."""
     world = OnServers(redis_nodes(5), Rules(**rules))
     try:
         yield world
@@ -127,7 +118,6 @@ VOTES = {"granted", "refused", "not waited for"}
 
 
 def told(ask, *arguments, **how):
-    """Return in words what comes of a call."""
     try:
         answer = ask(*arguments, **how)
     except LockLost as error:
@@ -143,7 +133,6 @@ def told(ask, *arguments, **how):
 
 
 def taken_and_free_again(world):
-    """One holder at a time."""
     lease = world.mine.acquire("a")
     yield told(world.theirs.acquire, "a").partition(":")[0]
     yield told(world.theirs.release, lease)
@@ -153,7 +142,6 @@ def taken_and_free_again(world):
 
 
 def over(world):
-    """A lease that nobody renews ends."""
     lease = world.mine.acquire("a")
     world.tick(6.6)
     newer = world.theirs.acquire("a")
@@ -164,7 +152,6 @@ def over(world):
 
 
 def extended(world):
-    """A lease that is extended does not."""
     lease = world.mine.acquire("a")
     world.tick(5.0)
     longer = world.mine.extend(lease)
@@ -175,7 +162,6 @@ def extended(world):
 
 
 def a_minority_is_down(world):
-    """It is not missed."""
     world.spoil("down", 0, 1)
     lease = world.mine.acquire("a")
     yield told(world.theirs.acquire, "a")
@@ -183,7 +169,6 @@ def a_minority_is_down(world):
 
 
 def a_majority_is_down(world):
-    """There is no lock then, and no word of anybody who holds it."""
     world.spoil("down", 0, 1, 2)
     yield told(world.mine.acquire, "a")
 
@@ -199,7 +184,6 @@ def a_majority_hangs(world):
 
 
 def a_majority_is_full(world):
-    """It takes no locks, and gives up those that it has."""
     lease = world.mine.acquire("a")
     world.spoil("fill", 2, 3, 4)
     yield told(world.theirs.acquire, "b")
@@ -209,7 +193,6 @@ def a_majority_is_full(world):
 
 
 def a_majority_forgets(world):
-    """It does not vote until whatever it forgot is over."""
     world.mine.acquire("a")
     world.spoil("forget", 0, 1, 2)
     yield told(world.theirs.acquire, "a")
@@ -220,7 +203,6 @@ def a_majority_forgets(world):
 
 
 def a_minority_forgets(world):
-    """The others remember, and a renewal puts it back once the node may vote."""
     with world.mine.hold("a") as held:
         world.spoil("forget", 0, 1)
         yield told(world.theirs.acquire, "a").partition(":")[0]
@@ -234,7 +216,6 @@ def a_minority_forgets(world):
 
 
 def renewed(world):
-    """A held lock outlives its lease many times."""
     with world.mine.hold("a") as held:
         world.tick(9.0)
         yield eventually(lambda: held.renewals >= 4, "renewals")
@@ -243,7 +224,6 @@ def renewed(world):
 
 
 def lost(world):
-    """Without a majority it does not, and the holder knows."""
     held = world.mine.hold("a")
     lock = held.__enter__()
     world.spoil("hang", 0, 1, 2)
@@ -255,7 +235,6 @@ def lost(world):
 
 
 def stolen(world):
-    """A lock whose keys somebody else deleted everywhere is lost with the next renewal."""
     with pytest.raises(LockLost, match="stolen"), world.mine.hold("a") as held:
         key = Keys.of("redlock", "a").lock
         for position in range(5):
@@ -285,7 +264,6 @@ RULES_OF = {
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
 def test_a_story_is_the_same_in_memory_and_on_servers(redis_nodes, story):
-    """Both are told it, and the outcomes of all steps are compared."""
     outcomes = []
     for world in (in_memory, on_servers):
         with world(redis_nodes, RULES_OF.get(story, ROOMY)) as here:
@@ -305,7 +283,6 @@ number = itertools.count()
 
 
 def play(world, steps, suffix):
-    """Do *steps* and return what comes of each, and who holds what in the end."""
     clients, leases, outcomes = (world.mine, world.theirs), {}, []
     for verb, who, name in steps:
         client, mine = clients[who], leases.get((who, name))
@@ -322,7 +299,6 @@ def play(world, steps, suffix):
 
 
 def test_whatever_two_clients_do_comes_to_the_same(five_nodes):
-    """Random steps of two clients on two locks."""
     servers = OnServers(five_nodes, Rules(**ROOMY))
 
     @settings(max_examples=60)
@@ -344,7 +320,6 @@ def test_whatever_two_clients_do_comes_to_the_same(five_nodes):
 
 @pytest.fixture
 def app():
-    """An app in memory."""
     app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.update(redlock_node_timeout=2.5, redlock_on_unavailable="fail")
     yield app
@@ -352,8 +327,6 @@ def app():
 
 
 def test_a_task_does_the_same_in_memory_and_on_servers(app):
-    """Skipped, billed, without a quorum, and in one that is back."""
-
     @app.task(base=RedlockTask, name="shop.bill", lock_key="invoice:{n}", shared=False)
     def bill(n):
         inner = task.apply((n,)).get()  # another execution

@@ -22,13 +22,11 @@ SECRET = "s3cret-of-the-locks"
 
 @pytest.fixture
 def authority(tmp_path):
-    """The authority that the nodes and their clients trust."""
     return Authority(tmp_path)
 
 
 @pytest.fixture
 def nodes(redis_nodes, authority):
-    """Start nodes: ``nodes(n, **options of support.tls.tls_node)``."""
     pair = authority.vouch("lock-node", "127.0.0.1", "localhost")
 
     def start(n=1, pair=pair, **options):
@@ -39,7 +37,6 @@ def nodes(redis_nodes, authority):
 
 @pytest.fixture
 def locks():
-    """Open locks on some nodes: ``locks(*urls)``."""
     opened = []
 
     def open_locks(*urls):
@@ -52,7 +49,6 @@ def locks():
 
 
 def refusal(locks, url):
-    """Return what is said of a node that nobody can connect to, all that was said in one text."""
     lock = locks(url)
     (problem,) = check(lock).values()
     with pytest.raises(QuorumUnavailable) as unavailable:
@@ -66,7 +62,6 @@ def refusal(locks, url):
 
 
 def test_locks_behind_tls(nodes, authority, locks):
-    """All three nodes vote, a second client is refused, and the server saw no plain connection."""
     farm = nodes(3)
     urls = [node.url(ssl_ca_certs=authority.file) for node in farm]
     assert set(bootstrap(urls, RULES).values()) == {"enrolled"}
@@ -87,7 +82,6 @@ def test_locks_behind_tls(nodes, authority, locks):
 
 
 def test_a_node_restarted_behind_tls_is_quarantined(nodes, authority, locks):
-    """TLS changes nothing of what a restart means."""
     farm = nodes(3)
     urls = [node.url(ssl_ca_certs=authority.file) for node in farm]
     bootstrap(urls, RULES)
@@ -104,7 +98,6 @@ def test_a_node_restarted_behind_tls_is_quarantined(nodes, authority, locks):
 
 @pytest.mark.parametrize("checked", ["required", "none"])
 def test_who_vouches_for_the_node(nodes, authority, locks, tmp_path, checked):
-    """Another authority's word is refused; only ``ssl_cert_reqs=none`` does not look."""
     (node,) = nodes()
     bootstrap([node.url(ssl_ca_certs=authority.file)], RULES)
     other = Authority(tmp_path, "other")
@@ -118,14 +111,12 @@ def test_who_vouches_for_the_node(nodes, authority, locks, tmp_path, checked):
 
 
 def test_without_an_authority_that_of_the_machine_decides(nodes, locks):
-    """The certificate is looked at by default, too."""
     (node,) = nodes()
     assert "certificate verify failed" in refusal(locks, node.url(user=f"u:{SECRET}")).lower()
 
 
 @pytest.mark.parametrize("checked", [True, False])
 def test_whose_name_the_certificate_bears(nodes, authority, locks, checked):
-    """One for another host is refused; only ``ssl_check_hostname=false`` does not look."""
     (node,) = nodes(pair=authority.vouch("elsewhere", "lock-7.example"))
     options = {"ssl_ca_certs": authority.file}
     if checked:
@@ -139,7 +130,6 @@ def test_whose_name_the_certificate_bears(nodes, authority, locks, checked):
 
 
 def test_a_node_that_wants_to_know_its_clients(nodes, authority, locks, tmp_path):
-    """With a certificate of its authority a client is let in; without one, or another's, not."""
     (node,) = nodes(wants_clients=True)
     client = authority.vouch("worker")
     known = {"ssl_ca_certs": authority.file}
@@ -153,7 +143,6 @@ def test_a_node_that_wants_to_know_its_clients(nodes, authority, locks, tmp_path
 
 
 def test_a_file_that_is_not_there(nodes, authority, locks, tmp_path):
-    """The node does not vote, and it is said that there is none; which, only the URL tells."""
     (node,) = nodes()
     for name in ("ssl_ca_certs", "ssl_certfile"):
         options = {"ssl_ca_certs": authority.file, name: tmp_path / "missing.crt"}
@@ -164,7 +153,6 @@ def test_a_file_that_is_not_there(nodes, authority, locks, tmp_path):
 
 @pytest.mark.long
 def test_tls_spoken_to_a_plain_port_and_the_reverse(nodes, authority, locks):
-    """Neither is waited for without end, nor sent a password in the clear that is then told."""
     (node,) = nodes()
     plain = node.server.url.removeprefix("redis://")
     assert refusal(locks, f"rediss://u:{SECRET}@{plain}?ssl_ca_certs={authority.file}")

@@ -19,7 +19,6 @@ RULES = Rules(**ROOMY)
 
 
 def shown_in_frames(error):
-    """Return all that a tracker stores of the frames of *error*, name by name."""
     return [
         (frame.f_code.co_name, name, repr(value))
         for frame, _ in traceback.walk_tb(error.__traceback__)

@@ -13,7 +13,6 @@ import time
 from importlib.util import find_spec
 
 import pytest
-import redis
 
 from celery_redlock import LockTaken, Redlock
 from celery_redlock.lock.algorithm import acquiring
@@ -25,7 +24,7 @@ from celery_redlock.lock.waiting.room import Room
 from celery_redlock.lock.waiting.waiting import NO_CHANNEL
 from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.task.messages.envelope import fresh_publish_id
-from support.stored import ROOMY
+from support.stored import ROOMY, clients_of
 from support.waiting import eventually
 
 #: Most releases that one who waits may see go by: those under way when it came, those after which
@@ -39,14 +38,12 @@ LOOKS = 60
 
 @pytest.fixture
 def nodes(five_nodes):
-    """Five nodes that vote."""
     bootstrap([node.url for node in five_nodes], RULES)
     return five_nodes
 
 
 @pytest.fixture
 def locks(nodes):
-    """Locks on them."""
     locks = Redlock([node.url for node in nodes], RULES)
     locks.release(locks.acquire("warm up", wait=60), wait=True)
     yield locks
@@ -54,33 +51,20 @@ def locks(nodes):
 
 
 def keys(nodes, pattern):
-    """Return the keys on any node that fit *pattern*."""
-    found = set()
-    for node in nodes:
-        with redis.Redis.from_url(node.url) as client:
-            found |= set(client.keys(pattern))
-    return found
+    return {key for client in clients_of(nodes) for key in client.keys(pattern)}
 
 
 def in_line(nodes, name):
-    """Return how many each node has in the line for *name*."""
-    counts = []
-    for node in nodes:
-        with redis.Redis.from_url(node.url) as client:
-            counts.append(client.zcard(f"redlock:line:{name}"))
-    return counts
+    return [client.zcard(f"redlock:line:{name}") for client in clients_of(nodes)]
 
 
 def hear_nodes(nodes, locks):
-    """Wait until each node can tell the process of *locks* something."""
     own = channel(RULES.prefix, locks.listener.channel())
-    for node in nodes:
-        with redis.Redis.from_url(node.url) as client:
-            eventually(lambda it=client: it.pubsub_numsub(own)[0][1], "ears")
+    for client in clients_of(nodes):
+        eventually(lambda it=client: it.pubsub_numsub(own)[0][1], "ears")
 
 
 def test_a_hint_is_all_that_one_needs_who_waits(locks, nodes, monkeypatch):
-    """It need not come by itself: a release in another process is heard at once."""
     monkeypatch.setattr(acquiring, "pause_before", lambda client, tries, left, *_: left)
     others, got = Redlock([node.url for node in nodes], RULES), []
     first = others.acquire("hint", wait=60)
@@ -97,7 +81,6 @@ def test_a_hint_is_all_that_one_needs_who_waits(locks, nodes, monkeypatch):
 
 
 def test_threads_that_wait_are_woken_in_turn(locks, nodes):
-    """The oldest first; fences grow, and nothing of the line is left."""
     got, waiting = [], []
     first = locks.acquire("line")
 
@@ -122,13 +105,11 @@ def test_threads_that_wait_are_woken_in_turn(locks, nodes):
 
 
 def traces(name):
-    """Return the keys that may be left of those who waited for *name*."""
     return {f"redlock:{kind}:{name}".encode() for kind in ("line", "waiters", "lock")}
 
 
 @pytest.mark.skipif(not find_spec("gevent"), reason="gevent is not installed")
 def test_greenlets_that_wait_are_woken(nodes):
-    """The listener's threads are greenlets there, too."""
     source = """
     from gevent import monkey; monkey.patch_all()
     import gevent, sys
@@ -156,7 +137,6 @@ def test_greenlets_that_wait_are_woken(nodes):
 
 
 def test_a_url_that_asks_for_another_protocol_is_woken(nodes, monkeypatch):
-    """RESP3, of which the library needs nothing; and nothing listens once the locks are closed."""
     hints, hear = [], Room.hear
     monkeypatch.setattr(Room, "hear", lambda *words: (hints.append(1), hear(*words)))
     urls = [f"{node.url}?protocol=3&decode_responses=true" for node in nodes]
@@ -174,7 +154,6 @@ def test_a_url_that_asks_for_another_protocol_is_woken(nodes, monkeypatch):
 
 
 def listening(nodes):
-    """Return the threads that listen to *nodes*."""
     ports = [node.url.rpartition(":")[2].partition("/")[0] for node in nodes]
     names = [thread.name for thread in threading.enumerate()]
     return [name for name in names if "-listen-" in name and any(port in name for port in ports)]
@@ -256,9 +235,8 @@ def passed_by(nodes, name, *, waited):
             if known_as:  # as the nodes have it of a message that is on its way
                 times = f"{since * 1000:013.0f}{time.time() * 1000:013.0f}"
                 known = f"{NO_CHANNEL}0001{times}{{}}"
-                for node in nodes:
-                    with redis.Redis.from_url(node.url) as client:
-                        client.hset(f"redlock:waiters:{name}", known_as, known)
+                for client in clients_of(nodes):
+                    client.hset(f"redlock:waiters:{name}", known_as, known)
             wanted = LockRequest(name, 60.0, wait=60, queued_since=since, known_as=known_as)
             before = grants[0]
             held = one.take(wanted)
@@ -286,12 +264,10 @@ def test_who_has_waited_before_is_not_passed_by_newcomers(nodes):
 
 
 def both(wait=0.0):
-    """Return what one asks for who wants two locks."""
     return [LockRequest(name, 60.0, wait) for name in ("first", "second")]
 
 
 def test_the_first_is_free_while_the_second_is_waited_for(locks, nodes):
-    """Others have it meanwhile; whoever waits has both once both are free."""
     lease, got = locks.acquire("second"), []
     waiting = threading.Thread(target=lambda: got.append(locks.take_all(both(600.0))))
     waiting.start()
@@ -313,7 +289,6 @@ def test_the_first_is_free_while_the_second_is_waited_for(locks, nodes):
 
 
 def test_those_who_want_names_that_cross_all_get_them(nodes):
-    """Whatever the order in which they name them, none waits for ever, and no two have one."""
     urls = [node.url for node in nodes]
     crowd = [Redlock(urls, RULES) for _ in range(3)]
     wanted = [("a", "b"), ("b", "a"), ("b", "c"), ("c", "a")]
@@ -352,8 +327,6 @@ class Interrupted(Exception):
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such signals here")
 def test_who_is_interrupted_leaves_no_trace(locks, nodes):
-    """Neither key nor a place in the line; the next one has the lock at once."""
-
     def interrupt(*_):
         raise Interrupted
 
@@ -373,11 +346,9 @@ def test_who_is_interrupted_leaves_no_trace(locks, nodes):
 
 
 def test_who_may_not_use_channels_waits_as_ever(nodes):
-    """Nobody is told anything, and all works."""
-    for node in nodes:
-        with redis.Redis.from_url(node.url) as client:
-            user = "ACL SETUSER mute reset on >secret ~redlock:* +@all resetchannels"
-            client.execute_command(*user.split())
+    for client in clients_of(nodes):
+        user = "ACL SETUSER mute reset on >secret ~redlock:* +@all resetchannels"
+        client.execute_command(*user.split())
     urls = [node.url.replace("redis://", "redis://mute:secret@") for node in nodes]
     locks = Redlock(urls, RULES)
     try:
@@ -389,18 +360,15 @@ def test_who_may_not_use_channels_waits_as_ever(nodes):
         eventually(lambda: not keys(nodes, "redlock:*:mute") & traces("mute"), "no trace")
     finally:
         locks.close()
-        for node in nodes:
-            with redis.Redis.from_url(node.url) as client:
-                client.acl_deluser("mute")
+        for client in clients_of(nodes):
+            client.acl_deluser("mute")
 
 
 def ears():
-    """Return how many threads listen to a node."""
     return sum("redlock-listen" in thread.name for thread in threading.enumerate())
 
 
 def test_locks_that_are_dropped_listen_to_nobody(locks, nodes, monkeypatch):
-    """Although somebody waited with them, and nobody closed them."""
     monkeypatch.setattr(listener, "LOOK_EVERY", 0.1)
     eventually(lambda: not ears(), "end of what others left")
     dropped = Redlock([node.url for node in nodes], RULES)

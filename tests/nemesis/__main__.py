@@ -31,7 +31,6 @@ that had to break did not (more minutes help), or because libfaketime is missing
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return what reads the command line."""
     faults = "\n".join(f"  {fault.name:<17}{fault.about}" for fault in FAULTS.values())
     faults += f"\n  {'celery':<17}{ABOUT}"
     made = argparse.ArgumentParser(
@@ -71,7 +70,6 @@ def chosen(names: Sequence[str]) -> list[str]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run what the command line says and return the exit status."""
     options = parser().parse_args(words)
     names = chosen(options.faults)
     over = threading.Event()
@@ -105,7 +103,6 @@ def one(name: str, options: argparse.Namespace, over: threading.Event) -> Run:
 
 
 def about(result: Run) -> str:
-    """Return what a run was, for its timelines."""
     return (
         f"Fault {result.fault!r}: {FAULTS[result.fault].about}. {result.injections} strikes in "
         f"{result.seconds:.0f} s, seed {result.seed}, by python -m nemesis."
@@ -113,7 +110,6 @@ def about(result: Run) -> str:
 
 
 def in_order_of_their_ends(futures: Sequence[Future[Run]], over: threading.Event) -> Iterator[Run]:
-    """Yield all results; when it is over, start no more."""
     waiting = list(futures)
     while waiting:
         time.sleep(0.2)  # and not for a future: a signal has to get through
@@ -126,7 +122,6 @@ def in_order_of_their_ends(futures: Sequence[Future[Run]], over: threading.Event
 
 
 def tell(progress: str) -> None:
-    """Print how far a run is."""
     print(f"  {progress}", flush=True)
 
 

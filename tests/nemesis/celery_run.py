@@ -89,7 +89,6 @@ class Nemesis:
         self._down: list[tuple[float, int]] = []
 
     def start_workers(self) -> None:
-        """Start as many workers as are missing."""
         alive = sum(worker.alive for worker in self._it.workers)
         options = [
             {"concurrency": CHILDREN, "name": f"n{len(self._it.workers) + n}"} for n in (1, 2)
@@ -97,13 +96,11 @@ class Nemesis:
         self._it.start_workers(options[: WORKERS - alive])
 
     def strike(self) -> None:
-        """Do one of the things it can do."""
         strikes = (self._stop_child, self._kill_child, self._kill_node, self._kill_worker)
         self._rng.choices(strikes, (6, 3, 2, 1))[0]()
         self.injections += 1
 
     def mend(self, *, everything: bool = False) -> None:
-        """Let go on what was stopped for long enough, and start what was killed."""
         due = float("inf") if everything else now()
         for _, pid in [entry for entry in self._stopped if entry[0] <= due]:
             send(pid, signal.SIGCONT)
@@ -144,7 +141,6 @@ class Nemesis:
 
 
 def children_of(worker: Worker) -> list[int]:
-    """Return the process ids of a worker's children."""
     with contextlib.suppress(OSError):
         told = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text()
         return [int(child) for child in told.split()]
@@ -160,19 +156,11 @@ def send(pid: int, number: signal.Signals) -> bool:
 
 
 def history_of(task_id: str, it: Stage) -> list[str]:
-    """Return what all workers have said of a task, in the order of time."""
     lines = [line for worker in it.workers for line in worker.log().splitlines()]
     return sorted(line for line in lines if task_id in line and line.startswith("["))
 
 
 class Changes:
-    """
-    The changes that were published.
-
-    Attributes:
-        ids: Of the tasks, by their numbers.
-    """
-
     def __init__(self, it: Stage, rng: random.Random, folder: Path) -> None:
         self.ids: list[str] = []
         self._it, self._rng, self._folder = it, rng, folder
@@ -191,7 +179,6 @@ class Changes:
             hits["duplicates"] += 1
 
     def pending(self) -> list[int]:
-        """Return the numbers of those that are not done."""
         for path in self._folder.glob("client-*.jsonl"):
             with path.open("rb") as log:
                 log.seek(self._read[path])
@@ -287,7 +274,6 @@ def drive(
     tell: Callable[[str], None],
     over: threading.Event,
 ) -> None:
-    """Publish and strike until it is time to end."""
     next_strike, told, began = now() + 2.0, now(), now()
     while now() < until and not over.is_set():
         for _ in range(CROWD - len(changes.pending())):

@@ -47,7 +47,6 @@ def declare(app: Celery) -> None:
 
 
 def change(task: Any, name: str, number: int, seconds: float) -> None:
-    """Add one to both registers of *name*, and note *number* as done."""
     folder = Path(os.environ["EVENTS"]).parent
     lock, log = current_lock(), log_of(folder, os.getpid())
     assert lock.fence is not None
@@ -82,7 +81,6 @@ def change(task: Any, name: str, number: int, seconds: float) -> None:
 
 @lru_cache(maxsize=1)
 def log_of(folder: Path, pid: int) -> Log:
-    """Return the log of the process *pid*, which is this one."""
     log = Log(folder / f"client-{pid}-{uuid.uuid4().hex[:6]}.jsonl")
     log.write("born", contender="tasks", client=str(pid))
     return log

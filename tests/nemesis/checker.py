@@ -103,7 +103,6 @@ class History:
 
 
 def read(folder: Path) -> dict[str, History]:
-    """Return contender -> its history, from all client logs in *folder*."""
     found: dict[str, History] = defaultdict(History)
     for path in sorted(folder.glob("client-*.jsonl")):
         events = lines_of(path)
@@ -126,7 +125,6 @@ def lines_of(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def replay(events: Iterable[dict[str, Any]], client: str, history: History) -> None:
-    """Add what one client wrote down to *history*."""
     claim = Claim("", client, 0.0, 0.0, None, 0.0, 0.0)
     for event in events:
         kind, at = event["kind"], event["at"]
@@ -148,7 +146,6 @@ def replay(events: Iterable[dict[str, Any]], client: str, history: History) -> N
 
 
 def by_name(claims: Iterable[Claim]) -> Iterator[list[Claim]]:
-    """Yield the claims of each name, in the order of their grants."""
     names: dict[str, list[Claim]] = defaultdict(list)
     for claim in sorted(claims, key=lambda claim: claim.granted):
         names[claim.name].append(claim)

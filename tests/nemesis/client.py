@@ -59,7 +59,6 @@ class Client:
     is_over: bool = False
 
     def run(self) -> None:
-        """Take one lock after another until told to end."""
         while not self.is_over:
             name, asked = random.choice(self.names), now()
             try:
@@ -71,7 +70,6 @@ class Client:
             time.sleep(random.uniform(0.02, 0.1))
 
     def hold(self, name: str, asked: float, grant: Grant) -> None:
-        """Change the registers under the lock, while others wait for it."""
         at = now()
         until = at + grant.left()
         self.log.write("granted", at, name=name, fence=grant.fence, asked=asked, until=until)
@@ -92,7 +90,6 @@ class Client:
         grant.release()
 
     def look(self, grant: Grant) -> bool:
-        """Write down to when the lock may be trusted, and return whether it may be now."""
         at = now()  # before it is asked: what can be trusted later could be trusted then
         left = grant.left()
         if left:
@@ -101,7 +98,6 @@ class Client:
 
 
 def main(config: dict[str, Any]) -> None:
-    """Be the client that *config* describes."""
     log = Log(Path(config["log"]))
     contender = CONTENDERS[config["contender"]](
         config["urls"], lambda what: log.write("node", what=what)

@@ -35,7 +35,6 @@ class ServerWithClock(Server):
     """A server whose end removes what libfaketime leaves in shared memory when it is killed."""
 
     def kill(self) -> None:
-        """End the process with SIGKILL."""
         super().kill()
         if self.folder is not None:
             for left in Path("/dev/shm").glob(f"*faketime_*_{self.pid}"):

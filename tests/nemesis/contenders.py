@@ -67,8 +67,6 @@ class Grant(Protocol):
 
 
 class Contender(Protocol):
-    """A way to take locks."""
-
     def take(self, name: str, ttl: float, wait: float) -> Grant:
         """Return a lock with a lease of *ttl* [s], after at most *wait* [s], or raise Refused."""
 
@@ -99,7 +97,6 @@ class Ours:
         self._locks = Redlock(urls, rules_of(contender), [NodeNews(tell)])
 
     def take(self, name: str, ttl: float, wait: float) -> Grant:
-        """As `Contender.take`."""
         try:
             return self._grant(self._locks.hold(name, ttl=ttl, wait=wait))
         except LockTaken:
@@ -109,8 +106,6 @@ class Ours:
 
 
 class NodeNews:
-    """An observer that passes on what happens to nodes, as one word each."""
-
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
 
@@ -130,11 +125,9 @@ class OurGrant:
 
     @property
     def renewals(self) -> int:
-        """How often it was renewed."""
         return int(self._held.renewals)
 
     def left(self) -> float:
-        """As `Grant.left`."""
         try:
             self._held.ensure_held()
         except LockLost as error:
@@ -143,7 +136,6 @@ class OurGrant:
         return float(self._held.remaining())
 
     def release(self) -> None:
-        """As `Grant.release`."""
         with contextlib.suppress(LockLost):
             self._hold.__exit__(None, None, None)
 
@@ -152,17 +144,11 @@ class CarelessGrant(OurGrant):
     """The same, but its holder thinks that a lock is a lock."""
 
     def left(self) -> float:
-        """As `Grant.left`."""
         return BLINK
 
 
 class PotteryContender:
-    """
-    Pottery, with clients that give up on a node as fast as ours.
-
-    Args:
-        urls: Of the nodes.
-    """
+    """Pottery, with clients that give up on a node as fast as ours."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         logging.disable()  # it logs each node that does not answer, with a traceback
@@ -170,7 +156,6 @@ class PotteryContender:
         self._masters = frozenset(redis.Redis.from_url(url, **times) for url in urls)
 
     def take(self, name: str, ttl: float, wait: float) -> Grant:
-        """As `Contender.take`."""
         give_up = now() + wait
         while True:
             lock = Pottery(
@@ -221,7 +206,6 @@ class PotteryGrant:
         return max(0.0, left)
 
     def release(self) -> None:
-        """As `Grant.release`."""
         with contextlib.suppress(PrimitiveError):
             self._lock.release()
 

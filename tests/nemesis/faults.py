@@ -69,7 +69,6 @@ def ask(field: Field, position: int, *command: object) -> object:
 
 @contextlib.contextmanager
 def paused(field: Field, positions: list[int]) -> Iterator[None]:
-    """Stop nodes for the body of a ``with``."""
     for position in positions:
         field.nodes[position].pause()
         field.hits["pauses"] += 1
@@ -90,7 +89,6 @@ def without_two(field: Field, rng: random.Random) -> list[int]:
 
 
 def restart(field: Field, position: int) -> None:
-    """Kill a node and start it."""
     with field.struck("restarted", [position]):
         field.nodes[position].restart()
     field.hits["restarts"] += 1
@@ -101,7 +99,6 @@ def restart(field: Field, position: int) -> None:
 
 @contextlib.contextmanager
 def kill_minority(field: Field, rng: random.Random) -> Iterator[None]:
-    """Kill one node or two, and start them again later."""
     positions = field.some(rng, 1, 2)
     try:
         with field.struck("killed (SIGKILL)", positions):
@@ -122,14 +119,12 @@ def kill_the_third(field: Field, rng: random.Random) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kill9_empty(field: Field, rng: random.Random) -> Iterator[None]:
-    """Kill nodes, whose memory is empty when they are back."""
     with rng.choice([kill_minority, kill_the_third, kill_the_third])(field, rng):
         yield
 
 
 @contextlib.contextmanager
 def rolling_restart(field: Field, rng: random.Random) -> Iterator[None]:
-    """Restart all nodes, one after the other: within a lease, or once per lease."""
     between = rng.choice([0.0, 0.0, 0.0, 0.05, 0.1, MAX_TTL * 1.2])
     for position in field.some(rng, NODES, NODES):
         restart(field, position)
@@ -140,7 +135,6 @@ def rolling_restart(field: Field, rng: random.Random) -> Iterator[None]:
 
 @contextlib.contextmanager
 def pause_nodes(field: Field, rng: random.Random) -> Iterator[None]:
-    """Stop any number of nodes."""
     with paused(field, field.any_number(rng)):
         yield
 
@@ -158,7 +152,6 @@ def flushall(field: Field, rng: random.Random) -> Iterator[None]:
 
 @contextlib.contextmanager
 def script_flush(field: Field, rng: random.Random) -> Iterator[None]:
-    """Have nodes forget all scripts."""
     for position in field.any_number(rng):
         with field.struck("scripts forgotten (SCRIPT FLUSH)", [position]):
             ask(field, position, "SCRIPT", "FLUSH")
@@ -167,7 +160,6 @@ def script_flush(field: Field, rng: random.Random) -> Iterator[None]:
 
 @contextlib.contextmanager
 def client_kill(field: Field, rng: random.Random) -> Iterator[None]:
-    """Have nodes hang up on all clients."""
     for position in field.any_number(rng):
         with field.struck("connections ended (CLIENT KILL)", [position]):
             killed = ask(field, position, "CLIENT", "KILL", "TYPE", "normal")
@@ -177,7 +169,6 @@ def client_kill(field: Field, rng: random.Random) -> Iterator[None]:
 
 @contextlib.contextmanager
 def maxmemory(field: Field, rng: random.Random) -> Iterator[None]:
-    """Give nodes less memory than they use, so that they take no writes."""
     positions = field.any_number(rng)
     for position in positions:
         ask(field, position, "CONFIG", "SET", "maxmemory", "1")
@@ -191,14 +182,12 @@ def maxmemory(field: Field, rng: random.Random) -> Iterator[None]:
 
 @contextlib.contextmanager
 def step_minority(field: Field, rng: random.Random) -> Iterator[None]:
-    """Step the clocks of one node or two, forward or back, and later to the true time again."""
     with stepped(field, rng, field.some(rng, 1, 2)):
         yield
 
 
 @contextlib.contextmanager
 def step_the_third(field: Field, rng: random.Random) -> Iterator[None]:
-    """Step the clock of one of three nodes that had to do without the other two."""
     with stepped(field, rng, without_two(field, rng)[:1], forward=True):
         yield
 
@@ -207,7 +196,6 @@ def step_the_third(field: Field, rng: random.Random) -> Iterator[None]:
 def stepped(
     field: Field, rng: random.Random, positions: list[int], *, forward: bool = False
 ) -> Iterator[None]:
-    """Have the clocks of nodes be wrong for the body of a ``with``."""
     with contextlib.ExitStack() as stack:
         for position in positions:
             sign = 1 if forward else rng.choice([1, -1])
@@ -221,7 +209,6 @@ def stepped(
 
 @contextlib.contextmanager
 def clock_steps(field: Field, rng: random.Random) -> Iterator[None]:
-    """Step the clocks of a minority."""
     with rng.choice([step_minority, step_the_third, step_the_third])(field, rng):
         yield
 
@@ -231,7 +218,6 @@ def clock_steps(field: Field, rng: random.Random) -> Iterator[None]:
 
 @contextlib.contextmanager
 def blackhole(field: Field, rng: random.Random) -> Iterator[None]:
-    """Have nothing reach some nodes, nor come from them, until it all comes at once."""
     positions = field.any_number(rng)
     for position in positions:
         field.links[position].blackhole()
@@ -240,7 +226,6 @@ def blackhole(field: Field, rng: random.Random) -> Iterator[None]:
 
 @contextlib.contextmanager
 def slow(field: Field, rng: random.Random) -> Iterator[None]:
-    """Have some nodes be far away, each by its own distance."""
     positions = field.any_number(rng)
     for position in positions:
         field.links[position].delay(rng.choice([0.02, 0.05, 0.07, 0.2, 0.5]))
@@ -249,7 +234,6 @@ def slow(field: Field, rng: random.Random) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reset(field: Field, rng: random.Random) -> Iterator[None]:
-    """Reset the connections to some nodes, and all new ones."""
     positions = field.any_number(rng)
     for position in positions:
         field.links[position].reset()
@@ -258,7 +242,6 @@ def reset(field: Field, rng: random.Random) -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_way(field: Field, rng: random.Random) -> Iterator[None]:
-    """Have requests arrive and no replies, or the other way round."""
     positions = field.any_number(rng)
     for position in positions:
         link = field.links[position]
@@ -267,7 +250,6 @@ def one_way(field: Field, rng: random.Random) -> Iterator[None]:
 
 
 def mended(field: Field, positions: list[int], what: str) -> Iterator[None]:
-    """Yield, write down *what* was wrong, and have everything pass again."""
     field.hits["ways"] += len(positions)
     with field.struck(what, positions):
         try:
@@ -281,13 +263,11 @@ def mended(field: Field, positions: list[int], what: str) -> Iterator[None]:
 
 
 def one_of_each(field: Field, rng: random.Random) -> list[ClientProcess]:
-    """Return a client of each contender."""
     contenders = dict.fromkeys(client.contender for client in field.clients)
     return [rng.choice(field.clients_of(contender)) for contender in contenders]
 
 
 def wait_for_hold(field: Field, client: ClientProcess) -> None:
-    """Wait until a client holds a lock, though not for ever."""
     for _ in range(200):
         if field.over.is_set() or client.is_holding:
             return
@@ -296,7 +276,6 @@ def wait_for_hold(field: Field, client: ClientProcess) -> None:
 
 @contextlib.contextmanager
 def pause_clients(field: Field, rng: random.Random) -> Iterator[None]:
-    """Stop a client of each contender: in a hold, or wherever it is."""
     with contextlib.ExitStack() as stack:
         for client in one_of_each(field, rng):
             if rng.random() < 0.5:
@@ -310,7 +289,6 @@ def pause_clients(field: Field, rng: random.Random) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kill_clients(field: Field, rng: random.Random) -> Iterator[None]:
-    """Kill a client of ours and one of the others in a hold, and start them again later."""
     ours, *others = one_of_each(field, rng)
     with contextlib.ExitStack() as stack:
         for client in (ours, rng.choice(others)):

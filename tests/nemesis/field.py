@@ -71,12 +71,10 @@ class ClientProcess:
 
     @property
     def last_words(self) -> str:
-        """The last line of its output."""
         lines = self._output.read_text(errors="replace").splitlines()
         return lines[-1] if lines else "nothing"
 
     def start(self) -> None:
-        """Start a process and return at once."""
         self._lives += 1
         config = {
             "contender": self.contender,
@@ -112,7 +110,6 @@ class ClientProcess:
 
     @property
     def is_holding(self) -> bool:
-        """Whether the latest that it wrote down is that it holds a lock."""
         if not self._log.exists():  # started a moment ago
             return False
         with self._log.open("rb") as log:
@@ -122,7 +119,6 @@ class ClientProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the process is there."""
         return self._process is not None and self._process.poll() is None
 
     def signal(self, number: signal.Signals) -> None:
@@ -131,12 +127,10 @@ class ClientProcess:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it with SIGKILL."""
         self.signal(signal.SIGKILL)
         self.wait(10.0)  # short: it was killed
 
     def wait(self, seconds: float) -> None:
-        """Wait until it has ended, and end it if it does not in time."""
         if self._process is not None:
             try:
                 self._process.wait(seconds)
@@ -193,7 +187,6 @@ class Field:
         self.over.wait(seconds)
 
     def clients_of(self, contender: str) -> list[ClientProcess]:
-        """Return the clients of one contender."""
         return [client for client in self.clients if client.contender == contender]
 
     def any_number(self, rng: random.Random) -> list[int]:
@@ -202,15 +195,12 @@ class Field:
         return self.some(rng, *rng.choice([(1, minority), (minority + 1, NODES)]))
 
     def some(self, rng: random.Random, least: int, most: int) -> list[int]:
-        """Return the positions of at least *least* and at most *most* nodes."""
         return rng.sample(range(NODES), rng.randint(least, most))
 
     def set_clock(self, position: int, ahead: float) -> None:
-        """Set the clock of a node *ahead* of the true one [s]."""
         set_clock(self._clocks[position], ahead)
 
     def start_clients(self) -> None:
-        """Start all clients and wait until they run."""
         for contender in CROWD:  # before there are many: SQLite does not wait for a first one
             Registers(self.folder / f"{contender}.sqlite").close()
         for client in self.clients:
@@ -227,7 +217,6 @@ class Field:
         return gone
 
     def close(self) -> None:
-        """End all clients at once."""
         for mine in self.past_the_network:
             mine.close()
         for client in self.clients:

@@ -22,12 +22,7 @@ def now() -> float:
 
 
 class Log:
-    """
-    One file of events.
-
-    Args:
-        path: Is created; nobody else writes to it.
-    """
+    """One file of events."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -38,5 +33,4 @@ class Log:
         os.write(self._file, json.dumps(event).encode() + b"\n")
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._file)

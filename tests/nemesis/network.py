@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from support import proxy
@@ -16,27 +14,9 @@ PROCESS = Path(__file__).with_name("network_process.py")
 
 
 class Link(proxy.Link):
-    """The way to one server."""
-
     def lose_requests(self) -> None:
-        """Forward what the server says, and hold back what clients say."""
         self._set("lose_requests")
 
 
-@contextlib.contextmanager
-def network(targets: Sequence[int]) -> Iterator[list[Link]]:
-    """Put a proxy before each of the loopback ports *targets*, and yield a link for each."""
-    with subprocess.Popen(
-        [sys.executable, "-I", "-S", str(PROCESS)],
-        bufsize=0,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    ) as process:
-        channel = proxy._Channel(process)
-        try:
-            ports = channel.ask({"targets": list(targets)})["ports"]
-            places = enumerate(zip(ports, targets, strict=True))
-            yield [Link(channel, number, port, target) for number, (port, target) in places]
-        finally:
-            process.kill()
+def network(targets: Sequence[int]) -> AbstractContextManager[list[Link]]:
+    return proxy.proxied(targets, kind=Link, program=PROCESS)

@@ -12,8 +12,6 @@ from support import proxy_process
 
 
 class OneWay(proxy_process.Link):
-    """A link with one mode more."""
-
     def wait(self, *, upward: bool) -> float:
         """Return how long a segment is under way [s]; infinite where it does not arrive."""
         if self.mode == "lose_requests":

@@ -24,12 +24,7 @@ PATIENCE = 60.0
 
 
 class Registers:
-    """
-    The registers of one contender, for one of its clients.
-
-    Args:
-        path: The file, shared by the contender's clients.
-    """
+    """The registers of one contender, for one of its clients."""
 
     def __init__(self, path: Path) -> None:
         self._store = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
@@ -64,7 +59,6 @@ class Registers:
             return bool(accepted)
 
     def write_plain(self, name: str, before: int) -> None:
-        """Store one more than *before*."""
         with self._store as store:
             store.execute("BEGIN IMMEDIATE")
             store.execute("UPDATE plain SET value = ? WHERE name = ?", [before + 1, name])
@@ -76,5 +70,4 @@ class Registers:
         )
 
     def close(self) -> None:
-        """Close the file."""
         self._store.close()

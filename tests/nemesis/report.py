@@ -23,7 +23,6 @@ COLUMNS = (
 
 
 def table(result: Run) -> str:
-    """Return what came of one run, in lines."""
     hits = ", ".join(f"{times} {what}" for what, times in result.hits.items())
     lines = [
         f"{result.fault}: {result.injections} strikes, {result.seconds:.0f} s, seed {result.seed}",

@@ -102,7 +102,6 @@ def run(
 
 @contextlib.contextmanager
 def folder_of(fault: str, logs: Path | None) -> Iterator[Path]:
-    """Yield an empty folder, which stays if it is one of *logs*."""
     if logs is not None:
         (logs / fault).mkdir(parents=True)
         yield logs / fault
@@ -123,7 +122,6 @@ def strike(
     longest: float | None,
     tell: Callable[[str], None],
 ) -> int:
-    """Strike again and again, and return how often."""
     began, told, times = now(), now(), 0
     while not ground.over.is_set():
         passed = now() - began
@@ -142,7 +140,6 @@ def strike(
 
 
 def broken(ground: Field) -> set[str]:
-    """Return what is broken so far, as in `Fault.breaks`."""
     histories = checker.read(ground.folder)
     return breaks({name: score(ground.folder, name, h) for name, h in histories.items()})
 
@@ -171,7 +168,6 @@ def first_grant(folder: Path, client: str, calm: float) -> float | None:
 
 
 def errors_of(client: redis.Redis, kind: str) -> int:
-    """Return how many errors of a kind a server has answered with."""
     with contextlib.suppress(redis.RedisError):
         told = client.info("errorstats").get(f"errorstat_{kind}", {})
         return int(told.get("count", 0))

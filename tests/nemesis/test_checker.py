@@ -16,7 +16,6 @@ from nemesis.verdict import Run, Score, breaks, verdict, violations
 
 
 def hold(granted, *ticks, end=None, lost=None, asked=None, fence=None, name="a", lease=1.0):
-    """Return the log lines of one hold, with a renewal at each tick."""
     asked = granted if asked is None else asked
     first = {"name": name, "fence": fence, "asked": asked, "until": granted + lease}
     lines = [{"kind": "granted", "at": granted, **first}]
@@ -30,8 +29,6 @@ def hold(granted, *ticks, end=None, lost=None, asked=None, fence=None, name="a",
 
 @pytest.fixture
 def logs(tmp_path):
-    """Writes one log per client, and returns what the checker reads of them."""
-
     def write(*clients, cut=0):
         for number, lines in enumerate(clients):
             born = {"kind": "born", "at": 0.0, "contender": "ours", "client": f"c{number}"}
@@ -64,12 +61,10 @@ def logs(tmp_path):
     ],
 )
 def test_two_claims_of_one_name_that_meet_are_seen(logs, first, second, meet):
-    """A claim goes to the end of the hold, of the lease, or of what its holder knew."""
     assert bool(checker.overlaps(logs(first, second).claims)) is meet
 
 
 def test_a_long_claim_meets_every_other(logs):
-    """Also those that begin after others have ended in between."""
     found = logs(hold(1.0, end=9.0), hold(2.0, end=3.0) + hold(4.0, end=5.0))
     assert len(checker.overlaps(found.claims)) == 2
 
@@ -96,25 +91,21 @@ def test_a_long_claim_meets_every_other(logs):
     ],
 )
 def test_a_fence_that_does_not_grow_is_seen(logs, holds, wrong):
-    """Fences differ, and whoever asks after a grant gets a larger one."""
     assert len(checker.disorders(logs(*holds).claims)) == wrong
 
 
 def test_a_line_that_was_cut_off_by_a_kill_is_none(logs):
-    """What is left of the log counts."""
     found = logs(hold(1.0, 2.0, 2.5, end=3.0), cut=5)
     assert [claim.end for claim in found.claims] == [3.5]
     assert found.cut_short == 1
 
 
 def test_a_client_that_is_not_served_again_is_named(logs):
-    """Too late is as bad as never."""
     found = logs(hold(11.0, end=12.0), hold(1.0, end=2.0), hold(31.0, end=32.0))
     assert checker.late_clients(found, 10.0, 20.0) == ["c1", "c2"]
 
 
 def test_a_lost_update_is_counted(tmp_path):
-    """Two who read the same and both write; the fenced register takes neither late one."""
     path = tmp_path / "ours.sqlite"
     with closing(Registers(path)) as one, closing(Registers(path)) as other:
         early, late = one.read("a", 1), other.read("a", 2)
@@ -137,7 +128,6 @@ def test_a_fenced_register_that_does_not_look_at_the_fence_loses_updates(tmp_pat
 
 
 def test_what_a_client_writes_is_what_the_checker_reads(tmp_path):
-    """A log of the real kind, with an attempt that failed and news of a node."""
     log = Log(tmp_path / "client-c0-1.jsonl")
     log.write("born", contender="ours", client="c0")
     log.write("refused", why="taken")
@@ -154,7 +144,6 @@ FINE = Score(9, 9, 0, 0, 0, 0, 0, [], 0.0, 0, 0, 0, {})
 
 
 def scored(name, **wrong):
-    """Return the scores of a run in which all is well but for one contender."""
     scores = dict.fromkeys(("ours", "unguarded", "careless", "pottery"), FINE)
     return {**scores, name: Score(**{**FINE.__dict__, **wrong})}
 
@@ -175,7 +164,6 @@ def scored(name, **wrong):
     ],
 )
 def test_what_breaks_a_promise_is_a_violation(name, wrong, told):
-    """Ours may do nothing wrong; whoever is careless is saved by the fence at least."""
     assert bool(violations(scored(name, **wrong))) is told
 
 
@@ -191,7 +179,6 @@ def test_what_breaks_a_promise_is_a_violation(name, wrong, told):
     ],
 )
 def test_a_run_in_which_nothing_broke_that_had_to_does_not_count(fault, hits, scores, counts):
-    """And where nothing can break, the strikes have to be felt."""
     result = Run(fault, 10.0, 1, 10, hits, 1.0, 1, scores)
     result.counts, result.why = verdict(FAULTS[fault], result)
     assert result.counts is counts
@@ -201,7 +188,6 @@ def test_a_run_in_which_nothing_broke_that_had_to_does_not_count(fault, hits, sc
 
 
 def test_every_fault_says_how_its_run_can_fail():
-    """It names who must break, or what must be felt."""
     known = set(scored("ours")) | {f"{name} register" for name in scored("ours")}
     for fault in FAULTS.values():
         assert set(fault.breaks) <= known

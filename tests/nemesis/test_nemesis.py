@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +15,9 @@ from nemesis.faults import FAULTS
 from nemesis.leftovers import Sampler
 from nemesis.report import table
 from nemesis.run import run
+from support.machine import IN_CI
 from support.waiting import eventually
 
-IN_CI = os.environ.get("CI") == "true"
 SECONDS = 8.0
 #: A contender that has to break and has not yet is given so long [s].
 LONGEST = 150.0
@@ -27,7 +26,6 @@ SEED = random.randrange(10**6)
 
 @pytest.fixture(scope="module")
 def results(some_binary):
-    """What came of runs at the same time, by fault."""
     names = ["rolling-restart", "pause-clients"]
     if LIBRARY is not None or IN_CI:  # where it is missing in CI, the run says so
         names.append("clock-steps")
@@ -39,7 +37,6 @@ def results(some_binary):
 @pytest.mark.timeout(300)  # the first has all runs made
 @pytest.mark.parametrize("fault", ["rolling-restart", "pause-clients", "clock-steps"])
 def test_no_promise_is_broken_where_a_weaker_lock_breaks(results, fault):
-    """Exclusion, order of fences, updates and progress hold; the contenders break."""
     if fault not in results:
         pytest.skip("libfaketime is not installed")
     assert results[fault].violations == [], table(results[fault])
@@ -48,7 +45,6 @@ def test_no_promise_is_broken_where_a_weaker_lock_breaks(results, fault):
 
 @pytest.mark.timeout(180)
 def test_where_strikes_hit_the_way_to_the_nodes_or_the_clients_no_promise_is_broken(tmp_path):
-    """Strikes are felt and written down, everybody is served after them, and no task is lost."""
     names = ["one-way", "kill-clients", "kill9-aof"]
     over = threading.Event()
     with ThreadPoolExecutor(len(names) + 1) as runs:
@@ -64,7 +60,6 @@ def test_where_strikes_hit_the_way_to_the_nodes_or_the_clients_no_promise_is_bro
 
 
 def test_a_lock_without_an_expiry_is_seen(redis_nodes):
-    """The looks at the nodes find it, among locks that have one and keys that are none."""
     (node,) = redis_nodes(1)
     with redis.Redis.from_url(node.url) as client, Sampler([node], ["ours"]) as sampler:
         client.set("ours:lock:mortal", "x", px=60_000)

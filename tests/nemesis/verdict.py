@@ -83,24 +83,20 @@ class Run:
     why: str = ""
 
     def as_json(self) -> dict[str, object]:
-        """Return it as plain values."""
         return asdict(self)
 
 
 def breaks(scores: dict[str, Score]) -> set[str]:
-    """Return which contenders broke, as in `Fault.breaks`."""
     overlapping = {name for name, score in scores.items() if score.overlaps}
     losing = {f"{name} register" for name, score in scores.items() if score.lost_plain_updates}
     return overlapping | losing
 
 
 def missing(fault: Fault, found: set[str]) -> list[str]:
-    """Return what had to break and did not."""
     return [name for name in fault.breaks if name not in found]
 
 
 def verdict(fault: Fault, result: Run) -> tuple[bool, str]:
-    """Return whether a run counts, and why."""
     whole = missing(fault, breaks(result.contenders))
     if whole:
         return False, f"did not break: {', '.join(whole)}"
@@ -111,7 +107,6 @@ def verdict(fault: Fault, result: Run) -> tuple[bool, str]:
 
 
 def score(folder: Path, name: str, history: checker.History) -> Score:
-    """Return what a contender did."""
     claims = history.claims
     meetings = checker.overlaps(claims)
     lengths = [min(a.end, b.end) - b.granted for a, b in meetings]
@@ -134,7 +129,6 @@ def score(folder: Path, name: str, history: checker.History) -> Score:
 
 
 def violations(scores: dict[str, Score]) -> list[str]:
-    """Return in words what must never happen and did."""
     ours = scores["ours"]
     found = {
         f"ours: {ours.overlaps} overlaps, up to {ours.longest_overlap:g} s": ours.overlaps,

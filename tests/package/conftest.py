@@ -52,17 +52,14 @@ def installed(factory: pytest.TempPathFactory, name: str, requirement: str) -> V
 
 @pytest.fixture(scope="session")
 def bare(archives: Archives, tmp_path_factory: pytest.TempPathFactory) -> Venv:
-    """A venv with the wheel and what it cannot do without."""
     return installed(tmp_path_factory, "bare", str(archives.wheel))
 
 
 @pytest.fixture(scope="session")
 def full(archives: Archives, tmp_path_factory: pytest.TempPathFactory) -> Venv:
-    """A venv with the wheel and all extras of users."""
     return installed(tmp_path_factory, "full", f"{archives.wheel}[{EXTRAS}]")
 
 
 @pytest.fixture(scope="session")
 def accompanied(archives: Archives, tmp_path_factory: pytest.TempPathFactory) -> Venv:
-    """A venv with the wheel and what others wrote."""
     return installed(tmp_path_factory, "accompanied", f"{archives.wheel}[companions]")

@@ -22,12 +22,10 @@ SHARED = {
 
 @pytest.fixture(scope="module")
 def unpacked(archives, tmp_path_factory):
-    """The folder that a distributor has."""
     return unpack(archives.sdist, tmp_path_factory.mktemp("unpacked") / "sources")
 
 
 def test_the_wheel_has_the_package_and_nothing_else(archives):
-    """Every file of it as it is, also those that are no Python; no test, no cache."""
     files = contents(archives.wheel)
     stem = archives.wheel.name.removesuffix("-py3-none-any.whl")
     package = {name for name in files_in(archives.sources) if name.startswith("celery_redlock/")}
@@ -50,7 +48,6 @@ def test_what_is_no_python_is_in_the_wheel(archives):
 
 
 def test_the_wheel_is_for_every_machine(archives):
-    """Pure Python, readable for all, nothing executable."""
     assert archives.wheel.name.endswith("-py3-none-any.whl")
     with zipfile.ZipFile(archives.wheel) as opened:
         modes = {info.external_attr >> 16 & 0o777 for info in opened.infolist()}
@@ -66,7 +63,6 @@ def test_the_source_archive_has_the_project(archives):
 
 
 def test_tests_of_the_source_archive_run(unpacked):
-    """Against the package beside them; some that read pages and records."""
     chosen = ("tests/unit/test_lease.py", "tests/unit/test_guarantees_page.py")
     options = ("-q", "-p", "no:cacheprovider")
     environment = {"PYTHONPATH": str(unpacked)}
@@ -77,7 +73,6 @@ def test_tests_of_the_source_archive_run(unpacked):
 
 
 def test_the_image_of_the_example_has_what_a_build_needs(archives, tmp_path):
-    """What the Dockerfile copies before it installs is enough for the very same wheel."""
     text = (archives.sources / "example_worker" / "Dockerfile").read_text()
     before, installs, _ = text.partition("pip install")
     assert installs

@@ -92,8 +92,6 @@ OF_EXTRAS = {
 
 @pytest.fixture
 def shop(tmp_path):
-    """Write an app of a user into an empty folder: ``shop(observers=[...])``."""
-
     def write(source=APP, broker="memory://", observers=("logging",)):
         nodes = ["redis://127.0.0.1:1/0"]
         text = source.format(broker=broker, nodes=nodes, observers=list(observers))
@@ -104,7 +102,6 @@ def shop(tmp_path):
 
 
 def modules(archives):
-    """Return the names of all modules in the wheel but those that are programs."""
     names = [
         name for name in contents(archives.wheel) if re.fullmatch(r"celery_redlock/.*py", name)
     ]
@@ -113,7 +110,6 @@ def modules(archives):
 
 
 def missing_in(venv, archives, folder):
-    """Return, for each module that cannot be imported, which package it needs."""
     asked = json.dumps(modules(archives))
     code, out, err = venv.run("python", "-W", "error", "-c", IMPORT_ALL, asked, cwd=folder)
     assert code == 0, err
@@ -124,7 +120,6 @@ def missing_in(venv, archives, folder):
 
 
 def test_nothing_is_found_but_what_was_installed(bare, tmp_path):
-    """The package, and as few others as its metadata ask for; not the sources."""
     where = "import celery_redlock; print(celery_redlock.__file__, celery_redlock.__version__)"
     code, out, _ = bare.run("python", "-c", where, cwd=tmp_path)
     file, version = out.split()
@@ -135,7 +130,6 @@ def test_nothing_is_found_but_what_was_installed(bare, tmp_path):
 
 
 def test_all_modules_are_there_but_those_of_extras(bare, archives, tmp_path):
-    """No module needs what nobody said it needs; the public names need no extra."""
     missing = missing_in(bare, archives, tmp_path)
     assert set(missing.values()) <= OF_EXTRAS | OF_OTHERS
     assert {"flask", "lupa", "opentelemetry", "prometheus_client"} <= set(missing.values())
@@ -144,7 +138,6 @@ def test_all_modules_are_there_but_those_of_extras(bare, archives, tmp_path):
 
 
 def test_the_command_line_knows_the_group(bare, shop):
-    """And its commands work without extras."""
     folder = shop()
     code, out, err = bare.run("celery", "-A", "shop", "redlock", "--help", cwd=folder)
     assert code == 0, err
@@ -155,7 +148,6 @@ def test_the_command_line_knows_the_group(bare, shop):
 
 
 def test_beat_knows_the_scheduler(bare, shop):
-    """By the word that the docs have."""
     words = ("-A", "shop", "beat", "-S", "redlock", "--help")
     code, _, err = bare.run("celery", *words, cwd=shop())
     assert code == 0, err
@@ -166,7 +158,6 @@ def test_beat_knows_the_scheduler(bare, shop):
 
 @pytest.mark.parametrize("extra", ["otel", "prometheus"])
 def test_a_worker_names_the_extra_of_an_observer(bare, full, shop, extra):
-    """It does not start, and says how to get what it needs; with the extra nothing is amiss."""
     folder = shop(observers=["logging", extra])
     words = ("-A", "shop", "worker", "-P", "solo")
     code, out, err = bare.run("celery", *words, cwd=folder)
@@ -179,7 +170,6 @@ def test_a_worker_names_the_extra_of_an_observer(bare, full, shop, extra):
 
 
 def test_the_page_names_its_extra(bare, shop):
-    """In one clean line, and its help is there without."""
     words, folder = ("-A", "shop", "redlock", "web"), shop()
     code, out, err = bare.run("celery", *words, cwd=folder)
     assert code in {1, 2}
@@ -189,7 +179,6 @@ def test_the_page_names_its_extra(bare, shop):
 
 
 def test_the_demo_names_its_extra(bare, tmp_path):
-    """Likewise, where the machine has no server program of its own."""
     program = """
         import os
         os.environ["PATH"] = ""
@@ -204,7 +193,6 @@ def test_the_demo_names_its_extra(bare, tmp_path):
 
 
 def test_servers_name_their_extra(bare, tmp_path):
-    """Where the machine has no server program of its own."""
     program = """
         import os
         os.environ["PATH"] = ""
@@ -226,14 +214,12 @@ def test_with_all_extras_all_modules_are_there(full, archives, tmp_path):
 
 
 def test_dashboard_and_alerts_are_installed(full):
-    """Under the venv, for who has Grafana and Prometheus of their own."""
     shared = full.folder / "share" / "celery-redlock"
     assert json.loads((shared / "grafana.json").read_text())["panels"]
     assert "groups:" in (shared / "alerts.yml").read_text()
 
 
 def test_a_task_runs_under_its_lock(full, tmp_path):
-    """A real worker on embedded servers, one of them dead: of two copies one runs."""
     (tmp_path / "shop.py").write_text(SHOP)
     (tmp_path / "run.py").write_text(RUN_A_TASK)
     code, out, err = full.run("python", "-W", "error::ResourceWarning", "run.py", cwd=tmp_path)
@@ -252,7 +238,6 @@ def test_the_demo_is_there(full, tmp_path):
 
 
 def test_the_page_finds_its_files(full, shop):
-    """Templates and styles came along."""
     program = """
         from pathlib import Path
         import celery_redlock.ops.web.app as page

@@ -21,25 +21,21 @@ URLS = {"Homepage", "Documentation", "Source", "Changelog", "Issues"}
 
 
 def file_of_wheel(archives, name):
-    """Return a file of the wheel's ``dist-info``."""
     files = contents(archives.wheel)
     return next(data for path, data in files.items() if path.endswith(f".dist-info/{name}"))
 
 
 @pytest.fixture(scope="module")
 def metadata(archives):
-    """The wheel's METADATA."""
     return email.message_from_bytes(file_of_wheel(archives, "METADATA"))
 
 
 @pytest.fixture(scope="module")
 def described(metadata):
-    """What the page of an index is made from."""
     return metadata.get_payload(decode=True).decode()
 
 
 def rendered(text):
-    """Return the HTML that an index makes of a text in Markdown, before it is cleaned."""
     return MarkdownIt("commonmark").enable("table").render(text)
 
 
@@ -47,7 +43,6 @@ def rendered(text):
 
 
 def test_an_index_takes_the_archives(archives):
-    """No warning either, as of a description that cannot be rendered."""
     said = run(
         *(sys.executable, "-m", "twine", "--no-color", "check", "--strict"),
         *(archives.wheel, archives.sdist),
@@ -62,7 +57,6 @@ def test_both_archives_say_the_same(archives):
 
 
 def test_the_version_stands_in_one_place(archives, metadata):
-    """In the package; archives and metadata have it from there, and the changelog knows it."""
     source = contents(archives.wheel)["celery_redlock/__init__.py"].decode()
     (version,) = re.findall(r'^__version__ = "(.+)"$', source, re.MULTILINE)
     assert metadata["Version"] == version
@@ -74,7 +68,6 @@ def test_the_version_stands_in_one_place(archives, metadata):
 
 
 def test_the_licence_is_an_expression_with_its_text(archives, metadata):
-    """As SPDX has it, and not as a classifier, too."""
     assert metadata["License-Expression"] == "MIT"
     assert metadata.get_all("License-File") == ["LICENSE"]
     assert not [line for line in metadata.get_all("Classifier") if line.startswith("License")]
@@ -82,7 +75,6 @@ def test_the_licence_is_an_expression_with_its_text(archives, metadata):
 
 
 def test_pythons_are_those_of_the_matrix(metadata):
-    """What is classified is tested, and what is tested is let in."""
     named = re.findall(r"Python :: (3\.\d+)\n", "\n".join(metadata.get_all("Classifier")) + "\n")
     tested = re.search(r'"python": \((.+)\),', (ROOT / "compatibility/__init__.py").read_text())[1]
     assert named == re.findall(r'"(.+?)"', tested)
@@ -107,7 +99,6 @@ def test_nothing_is_pinned_for_users(metadata):
     "extra", ["cli", "demo", "hiredis", "otel", "prometheus", "testing", "web"]
 )
 def test_an_extra_is_there_and_told_of(metadata, extra):
-    """In the README or a page."""
     assert extra in metadata.get_all("Provides-Extra")
     pages = [README, *(page.read_text() for page in (ROOT / "docs").rglob("*.md"))]
     assert any(f"celery-redlock[{extra}]" in page for page in pages)
@@ -125,7 +116,6 @@ def test_addresses_are_all_there_or_announced(metadata):
 
 
 def test_no_link_of_the_page_is_broken(described):
-    """An index has none of our files: a link to one is text there, with the file's name."""
     assert {link for link in LINK.findall(README) if not link.startswith("https://")}
     assert [link for link in LINK.findall(described) if not link.startswith("https://")] == []
     html = rendered(described)
@@ -134,7 +124,6 @@ def test_no_link_of_the_page_is_broken(described):
 
 
 def test_files_that_the_page_names_are_in_the_source_archive(archives, described):
-    """So there is something to find."""
     files = set(contents(archives.sdist))
     for link in LINK.findall(README):
         name = link.partition("#")[0]
@@ -144,7 +133,6 @@ def test_files_that_the_page_names_are_in_the_source_archive(archives, described
 
 
 def test_pictures_of_the_readme_are_left_out(archives, described):
-    """An index has none of our files; in the source archive they are where the README says."""
     pictures = PICTURE.findall(README)
     assert pictures
     assert PICTURE.findall(described) == []
@@ -152,6 +140,5 @@ def test_pictures_of_the_readme_are_left_out(archives, described):
 
 
 def test_code_of_the_page_is_that_of_the_readme(described):
-    """Only links are changed."""
     assert BLOCK.findall(described) == BLOCK.findall(README)
     assert "&lt;!--" not in rendered(described)

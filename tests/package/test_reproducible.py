@@ -50,7 +50,6 @@ def lived_in(archives, tmp_path):
 
 
 def test_two_checkouts_make_the_same_archives(archives, lived_in, tmp_path):
-    """Whatever their folder, dates, modes, litter, time zone, language and order of hashes are."""
     before = os.umask(0o077)
     try:
         wheel, sdist = build(lived_in, tmp_path / "dist", env=ELSEWHERE)
@@ -62,7 +61,6 @@ def test_two_checkouts_make_the_same_archives(archives, lived_in, tmp_path):
 
 
 def test_the_source_archive_makes_the_same_archives(archives, tmp_path):
-    """What is built from it, by whoever does not trust ours, is what is released."""
     sources = unpack(archives.sdist, tmp_path / "sources")
     wheel, sdist = build(sources, tmp_path / "dist")
     assert wheel.read_bytes() == archives.wheel.read_bytes()

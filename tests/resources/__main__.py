@@ -19,7 +19,6 @@ from resources.strikes import Strikes
 
 
 def count_cycles(options: argparse.Namespace) -> int:
-    """Lock and unlock many times; returns 1 if something has grown."""
     before, after = run_cycles(options.cycles, plant_all if options.leaks else lambda: None)
     rows, problems = compare(before, after, options.cycles), grown(before, after)
     for row in rows:
@@ -33,7 +32,6 @@ def count_cycles(options: argparse.Namespace) -> int:
 
 
 def time_exits(options: argparse.Namespace) -> int:
-    """Measure how long processes take to end; returns 1 if one takes too long."""
     rows, slowest = [], 0.0
     for fate in FATES:
         for end in measure_exits(fate):
@@ -46,7 +44,6 @@ def time_exits(options: argparse.Namespace) -> int:
 
 
 def strike_bytecodes(options: argparse.Namespace) -> int:
-    """Strike every call wherever a Python may look for signals; returns 1 if a lock is left."""
     logging.disable()
     rows, left = [], 0
     with servers(5) as farm, staged(farm) as stage:
@@ -66,12 +63,10 @@ def strike_bytecodes(options: argparse.Namespace) -> int:
 
 
 def interrupt() -> None:
-    """Strike as Ctrl-C does."""
     raise KeyboardInterrupt
 
 
 def main() -> int:
-    """Run what was asked for; returns the exit status, 1 if something is left behind."""
     parser = argparse.ArgumentParser(prog="python -m resources", description=__doc__)
     cycles = int(os.environ.get("REDLOCK_SIM_CYCLES", "10000"))
     parser.add_argument("--cycles", type=int, default=cycles, help="how often to lock and unlock")

@@ -48,8 +48,6 @@ LAST = ("STORE_FAST", "RETURN_VALUE")
 
 @dataclass
 class Stage:
-    """Two who lock on the same nodes, and what is asked for next."""
-
     locks: Redlock
     rival: Redlock
     remains: Remains
@@ -58,13 +56,11 @@ class Stage:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def next_name(self) -> None:
-        """Have another lock wanted, that nobody ever had."""
         self.name = f"n{next(self._numbers)}"
 
 
 @contextlib.contextmanager
 def staged(servers: Sequence[Server]) -> Iterator[Stage]:
-    """Set the stage on *servers*."""
     urls = [server.url for server in servers]
     bootstrap(urls, RULES)
     locks, rival = Redlock(urls, RULES), Redlock(urls, RULES)
@@ -89,30 +85,25 @@ def staged(servers: Sequence[Server]) -> Iterator[Stage]:
 
 
 def is_subscribed(locks: Redlock) -> bool:
-    """Return whether every node can say that a lock may be free."""
     found = list(locks.listener._connections)
     return len(found) == len(locks.fanout.nodes) and all(each._sock for each in found)
 
 
 def hold(stage: Stage) -> None:
-    """Hold a lock."""
     with stage.locks.hold(stage.name, wait=PATIENCE):
         pass
 
 
 def acquire(stage: Stage) -> None:
-    """Acquire a lock, and release it."""
     lease = stage.locks.acquire(stage.name, wait=PATIENCE)
     stage.locks.release(lease)
 
 
 def release_hastily(stage: Stage) -> None:
-    """Release a lock without waiting."""
     stage.locks.release(stage.prepared, wait=False)
 
 
 def extend(stage: Stage) -> None:
-    """Extend a lease."""
     with contextlib.suppress(QuorumUnavailable):  # where the machine is too busy to answer
         stage.locks.extend(stage.prepared)
 
@@ -124,7 +115,6 @@ def renew(stage: Stage) -> None:
 
 
 def contend(stage: Stage) -> None:
-    """Ask for what somebody else has."""
     with contextlib.suppress(LockTaken, QuorumUnavailable):
         stage.locks.acquire(stage.name, wait=0.02)
 
@@ -134,33 +124,27 @@ def nothing(stage: Stage) -> None:
 
 
 def with_lease(stage: Stage) -> None:
-    """Have a lease."""
     stage.prepared = stage.locks.acquire(stage.name, wait=PATIENCE)
 
 
 def with_held(stage: Stage) -> None:
-    """Have a lock that the watchdog knows."""
     stage.prepared = stage.locks.take(LockRequest(stage.name, 100.0, PATIENCE))
 
 
 def with_rival(stage: Stage) -> None:
-    """Have a rival who has the lock."""
     stage.prepared = stage.rival.acquire(stage.name, wait=PATIENCE)
 
 
 def without_two_nodes(stage: Stage) -> None:
-    """Have two connections that have ended without our notice."""
     for node in stage.locks.fanout.nodes[:2]:
         node.sock.shutdown(socket.SHUT_RDWR)
 
 
 def release(stage: Stage) -> None:
-    """Release the lease."""
     stage.locks.release(stage.prepared)
 
 
 def renew_and_give_back(stage: Stage) -> None:
-    """See that the lock can be renewed still, and give it back."""
     held, watchdog = stage.prepared, stage.locks._watchdog
     held.ensure_held()
     before = held.renewals
@@ -174,15 +158,12 @@ def renew_and_give_back(stage: Stage) -> None:
 
 
 def rival_releases(stage: Stage) -> None:
-    """See that the rival's lock stands, and have it released."""
     assert stage.remains.holders(stage.name) >= 3, "the rival's lock is gone"
     stage.rival.release(stage.prepared)
 
 
 @dataclass(frozen=True)
 class Call:
-    """What is struck, and what happens before and after."""
-
     before: Callable[[Stage], None]
     call: Callable[[Stage], None]
     after: Callable[[Stage], None]
@@ -201,8 +182,6 @@ CALLS = {
 
 @dataclass(frozen=True)
 class Found:
-    """What was left behind by a strike at a place."""
-
     place: Place
     problems: list[str]
 
@@ -233,7 +212,6 @@ def strike(
 
 
 def is_handed_over(place: Place) -> bool:
-    """Return whether a lock is in nobody's hands at *place*."""
     fits = any(
         place.function == function and place.text.startswith(text) for function, text in HANDED_OVER
     )

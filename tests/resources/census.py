@@ -69,7 +69,6 @@ def take_census(live: Collection[int]) -> Census:
 
 
 def open_descriptors() -> list[int]:
-    """Return the descriptors of this process."""
     return [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
 
 
@@ -118,7 +117,6 @@ def give_free_memory_back() -> None:
 
 
 def private_memory() -> int:
-    """Return how much resident memory is this process's own [kB]."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (line,) = [line for line in lines if line.startswith("RssAnon:")]
     return int(line.split()[1])

@@ -53,8 +53,6 @@ DEAD = 2
 
 @dataclass(frozen=True)
 class Row:
-    """One number before and after so many *cycles*."""
-
     what: str
     before: int
     after: int
@@ -62,7 +60,6 @@ class Row:
 
 
 def compare(before: Census, after: Census, cycles: int) -> list[Row]:
-    """Return the rows of a table."""
     return [
         Row(words, getattr(before, what), getattr(after, what), cycles)
         for what, words in WORDS.items()
@@ -70,7 +67,6 @@ def compare(before: Census, after: Census, cycles: int) -> list[Row]:
 
 
 def grown(before: Census, after: Census) -> list[str]:
-    """Return what there is more of than there should be."""
     problems = []
     for what, words in WORDS.items():
         least, most = getattr(before, what), getattr(after, what)
@@ -109,7 +105,6 @@ def run_cycles(cycles: int, plant: Callable[[], None] = lambda: None) -> tuple[C
 
 
 def _lock_and_unlock(locks: Redlock, live: Sequence[Server], cycles: int) -> None:
-    """Lock names that were never locked before, each in one of three ways."""
     for number in range(cycles):
         if number % HANG_UP == 0:
             _hang_up(live[number // HANG_UP % len(live)])

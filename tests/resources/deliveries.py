@@ -43,19 +43,11 @@ PUBLISH = "0" * 32
 
 
 def execution_of(task_id: str) -> str:
-    """Return the id of the execution of a delivery under this task id."""
     return execution_id("shop.bill", task_id, PUBLISH, 0, 0)
 
 
 class Shop:
-    """
-    An app with one task, ``bill``, and what is known of its deliveries.
-
-    Args:
-        app: On nodes that are enrolled.
-        servers: These nodes.
-        **options: Of the task.
-    """
+    """An app with one task, ``bill``, and what is known of its deliveries."""
 
     def __init__(self, app: Celery, servers: Sequence[Server], **options: Any) -> None:
         @app.task(base=RedlockTask, name="shop.bill", shared=False, lock_key="{name}", **options)
@@ -78,11 +70,9 @@ class Shop:
         self.next_name()
 
     def next_name(self) -> None:
-        """Have another lock, of another task, in the next delivery."""
         self.name = f"{self._prefix}{next(self._numbers)}"
 
     def close(self) -> None:
-        """Let go of the nodes."""
         for client in self._clients:
             client.close()
         self.locks.close()
@@ -97,7 +87,6 @@ class Shop:
         self._trace(self.name, [self.name], {}, request)
 
     def problems(self) -> list[str]:
-        """Return what a delivery left behind in this thread, and of its result, in words."""
         marker = marker_key("redlock", execution_of(self.name))
         states = [client.get(marker) for client in self._clients]
         is_stored = self.app.AsyncResult(self.name).state in READY_STATES
@@ -118,8 +107,6 @@ def handlers() -> list[Any]:
 
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
-    """Have signals raise what they do in a worker's child."""
-
     def raises(error: type[BaseException]) -> Any:
         def handler(_number: int, _frame: FrameType | None) -> None:
             raise error
@@ -138,7 +125,6 @@ def handled() -> Iterator[None]:
 
 @contextlib.contextmanager
 def shop(servers: Sequence[Server], **options: Any) -> Iterator[tuple[Shop, Remains]]:
-    """Open a shop on *servers*, and look at what its deliveries leave behind."""
     app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.update(
         redlock_nodes=[server.url for server in servers],

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from celery_redlock.testing.servers import Server, servers
-from resources.script import Script, enrol
 from support.proxy import Link, proxied
+from support.script import Script, enrol
 
 __all__ = ["FATES", "WAYS", "Exit", "measure_exits"]
 
@@ -56,25 +56,21 @@ class Exit:
 
 
 def kill(nodes: Sequence[Server], _links: Sequence[Link]) -> None:
-    """Have every connect refused."""
     for node in nodes:
         node.kill()
 
 
 def stop(nodes: Sequence[Server], _links: Sequence[Link]) -> None:
-    """Have every connect succeed, and nothing answered."""
     for node in nodes:
         node.pause()
 
 
 def swallow(_nodes: Sequence[Server], links: Sequence[Link]) -> None:
-    """Have the network lose all that is sent."""
     for link in links:
         link.blackhole()
 
 
 def scatter(nodes: Sequence[Server], links: Sequence[Link]) -> None:
-    """Have two killed, two hung, and one black-holed."""
     kill(nodes[:2], links[:2])
     stop(nodes[2:4], links[2:4])
     swallow(nodes[4:], links[4:])

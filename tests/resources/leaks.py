@@ -16,7 +16,6 @@ _kept: list[Any] = []
 
 
 def keep_sockets() -> None:
-    """Have every connection that is given up keep its descriptor."""
     real: Any = AbstractConnection.disconnect
 
     def disconnect(self: Any, *args: Any) -> None:
@@ -28,7 +27,6 @@ def keep_sockets() -> None:
 
 
 def keep_threads() -> None:
-    """Have every thread that has connected a node stay."""
     real: Any = AbstractConnection.connect
 
     def connect(self: Any) -> None:
@@ -40,7 +38,6 @@ def keep_threads() -> None:
 
 
 def keep_leases() -> None:
-    """Have every lease that is given back stay in a list."""
     real: Any = locks.of_release
 
     def of_release(lease: Any, *args: Any) -> Any:
@@ -51,7 +48,6 @@ def keep_leases() -> None:
 
 
 def plant_all() -> None:
-    """Plant every leak."""
     keep_sockets()
     keep_threads()
     keep_leases()

@@ -28,18 +28,11 @@ LOOKS = 10
 
 
 def keys_of_waiters(name: str) -> tuple[bytes, bytes]:
-    """Return the keys of who waits for the lock *name*."""
     return waiters_key(Rules().prefix, name), line_key("redlock", name)
 
 
 class Remains:
-    """
-    Looks for what is left on the nodes, and in the process.
-
-    Args:
-        locks: Whose calls are interrupted.
-        clients: One per node, past the library.
-    """
+    """Looks for what is left on the nodes, and in the process."""
 
     def __init__(self, locks: Redlock, clients: Sequence[redis.Redis]) -> None:
         self._locks = locks
@@ -86,7 +79,6 @@ class Remains:
         return [problem]
 
     def _in_room(self, name: str) -> list[str]:
-        """Return who would be woken in place of somebody that waits, and do nothing."""
         listener = self._locks.listener
         assert listener is not None
         left = listener.room._lines.pop(line_key("redlock", name), [])
@@ -134,16 +126,13 @@ class Remains:
         return True
 
     def waiters(self, name: str) -> int:
-        """Return how many nodes have anything of those who wait for the lock *name*."""
         return sum(bool(client.exists(*keys_of_waiters(name))) for client in self._clients)
 
     def holders(self, name: str) -> int:
-        """Return on how many nodes the lock *name* is."""
         key = Keys.of("redlock", name).lock
         return sum(int(client.exists(key)) for client in self._clients)
 
     def _is_whole_soon(self) -> bool:
-        """Wait until every node is connected, and nobody is left that connects one."""
         deadline = time.monotonic() + SOON
         while not self._is_whole():
             if time.monotonic() > deadline:
@@ -174,7 +163,6 @@ def is_free(mutex: Any) -> bool:
 
 @contextlib.contextmanager
 def looking_at(locks: Redlock, servers: Sequence[Server]) -> Iterator[Remains]:
-    """Look at what calls on *locks* leave behind on *servers*."""
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(redis.Redis.from_url(server.url)) for server in servers]
         for client in clients:

@@ -56,7 +56,6 @@ class Place:
 
     @classmethod
     def of(cls, frame: FrameType) -> Place:
-        """Return where *frame* is."""
         code = frame.f_code
         name = str(frame.f_globals["__name__"])
         text = text_of(frame)
@@ -67,8 +66,6 @@ class Place:
 
 @dataclass(frozen=True)
 class Struck:
-    """Where a run was struck, and what came out of it; None for nothing."""
-
     place: Place
     error: BaseException | None
 
@@ -139,7 +136,6 @@ class Strikes:
 
 
 def is_ours(frame: FrameType) -> bool:
-    """Return whether what *frame* runs is struck: our code, and what ``with`` makes of it."""
     name = frame.f_code.co_filename
     caller = frame.f_back
     if name != contextlib.__file__ or caller is None:
@@ -148,7 +144,6 @@ def is_ours(frame: FrameType) -> bool:
 
 
 def is_start(frame: FrameType) -> bool:
-    """Return whether *frame* is at the start of a line that is struck."""
     return _is_start(frame.f_code, frame.f_lasti, frame.f_lineno)
 
 
@@ -161,7 +156,6 @@ def _is_start(code: CodeType, offset: int, line: int) -> bool:
 
 
 def is_look(frame: FrameType) -> bool:
-    """Return whether a Python may look for what is to be raised where *frame* is now."""
     return _is_look(frame.f_code, frame.f_lasti)
 
 
@@ -189,10 +183,8 @@ def is_way_out(code: CodeType, offset: int) -> bool:
 
 @functools.cache
 def bytecodes(code: CodeType) -> dict[int, dis.Instruction]:
-    """Return the bytecodes of *code* by their offsets."""
     return {instruction.offset: instruction for instruction in dis.get_instructions(code)}
 
 
 def text_of(frame: FrameType) -> str:
-    """Return the line at which *frame* is."""
     return linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0).strip()

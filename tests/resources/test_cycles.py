@@ -16,7 +16,6 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="need
 
 
 def measure(tmp_path, *arguments):
-    """Run ``python -m resources``; returns its exit status, and what it wrote."""
     file = tmp_path / "figures.json"
     command = [sys.executable, "-W", "ignore", "-m", "resources", "--json", str(file), *arguments]
     path = os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
@@ -29,7 +28,6 @@ def measure(tmp_path, *arguments):
 
 @pytest.mark.timeout(300)  # ten seconds, unless the machine is busy with a lot else
 def test_many_cycles_with_two_dead_nodes_leave_nothing_behind(tmp_path):
-    """Threads, descriptors and sockets are the same afterwards, and memory is as good as that."""
     status, told = measure(tmp_path)
     assert told["grown"] == []
     assert status == 0
@@ -37,7 +35,6 @@ def test_many_cycles_with_two_dead_nodes_leave_nothing_behind(tmp_path):
 
 
 def test_what_leaks_is_found(tmp_path):
-    """A socket per connection, a thread per connection, and a lease per release: each is seen."""
     status, told = measure(tmp_path, "--leaks", "--cycles", "2500")
     assert status == 1
     grown = " ".join(told["grown"])

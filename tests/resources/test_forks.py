@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resources.script import Script, enrol
+from support.script import Script, enrol
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -85,7 +85,6 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="need
 
 
 def child_is_sound(child):
-    """Check what a child told."""
     child.pop("pid")
     return child == {
         "reason": "fork",
@@ -99,7 +98,6 @@ def child_is_sound(child):
 
 
 def parent_is_sound(parent):
-    """Check what a parent told: the lock was renewed by itself, on its own connections."""
     return (
         parent["renewals"] >= 2
         and not parent["lost"]
@@ -112,7 +110,6 @@ def parent_is_sound(parent):
 @needs_proc
 @pytest.mark.parametrize("way", sorted(WAYS))
 def test_a_child_has_nothing_of_its_parents_lock(five_nodes, way):
-    """However it is made: no watchdog, no connection, a lost lock; and it can lock by itself."""
     run = PARENT.replace("RUN", "have_child(child, 1)")
     with Script(WAYS[way] + CHILD + run, enrol(five_nodes)) as script:
         child, parent = script.told(), script.told()
@@ -122,7 +119,6 @@ def test_a_child_has_nothing_of_its_parents_lock(five_nodes, way):
 
 @needs_proc
 def test_a_grandchild_has_nothing_of_it_either(five_nodes):
-    """A fork of a fork, as a daemon makes: of the middle one's own lock it has nothing, too."""
     source = """
 def middle():
     global held, sockets, links
@@ -161,13 +157,11 @@ with contextlib.ExitStack() as stack:
 
 
 def test_a_child_that_leaves_the_body_releases_nothing(five_nodes):
-    """The lock is its parent's, however long the child lives on afterwards."""
     with Script(LEAVES, enrol(five_nodes)) as script:
         assert script.told() == {"tokens": [True] * 5}
 
 
 def test_a_body_that_forks_and_returns_in_both_ends_its_lock_once(five_nodes):
-    """In the child giving back is nothing; the parent's own release works as ever."""
     source = """
 held = lock.take(LockRequest("report", 60.0))
 if os.fork() == 0:
@@ -185,7 +179,6 @@ tell(taken=sum(bool(view.holder) for view in lock.inspect("report")))
 
 
 def test_forks_while_another_thread_holds_the_mutexes(five_nodes):
-    """At whatever line of its acquire the other thread stands still, the child can lock."""
     source = """
 def stands_still(frame, event, _arg):
     # Held at each of these lines in turn: the mutex of the connections or of the watchdog.
@@ -237,7 +230,6 @@ with lock.hold("report") as held:
 
 
 def test_a_task_whose_body_forks_and_returns_in_both_is_ended_by_the_parent(five_nodes):
-    """The child releases nothing; the parent goes on under its lock, and gives it back."""
     source = """
 from celery import Celery
 from celery_redlock import RedlockTask

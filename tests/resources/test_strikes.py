@@ -31,14 +31,11 @@ ERRORS = {
 
 @pytest.fixture
 def stage(five_nodes):
-    """Two who lock on the same five nodes."""
     with staged(five_nodes) as stage:
         yield stage
 
 
 def raising(error):
-    """Return what raises *error*."""
-
     def act():
         raise error
 
@@ -78,7 +75,6 @@ def test_where_nobody_can_clean_up_is_what_we_say(stage, caplog):
 
 
 def drive_and_drop(self, steps, ends=None):
-    """Stand in for `Driver.drive`, without telling the algorithm of an interruption."""
     answer = None
     while True:
         try:
@@ -89,7 +85,6 @@ def drive_and_drop(self, steps, ends=None):
 
 
 def release_once(self, lease, *, wait=True):
-    """Stand in for `Redlock.release`, without a second try."""
     return self._release(lease.name, lease.token) if wait else self._let_go(lease)
 
 

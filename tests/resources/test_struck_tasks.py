@@ -33,7 +33,6 @@ FINALISERS = ("__del__", "is_green")
 
 @pytest.fixture
 def opened(five_nodes, caplog):
-    """A shop on five nodes, what its deliveries leave behind, and a rival."""
     caplog.set_level(logging.CRITICAL)  # thousands of failures, all of them wanted
     with contextlib.ExitStack() as stack:
         stack.enter_context(handled())
@@ -45,12 +44,10 @@ def opened(five_nodes, caplog):
 
 
 def nothing(shop, rival):
-    """Have the lock free."""
     return lambda: None
 
 
 def taken(shop, rival):
-    """Have somebody else hold the lock."""
     lease = rival.acquire(shop.name, wait=60)
 
     def end():
@@ -60,7 +57,6 @@ def taken(shop, rival):
 
 
 def delivered_again(shop, rival):
-    """Have the first copy of the same delivery run in another worker."""
     info = {"task_id": shop.name, "execution": execution_of(shop.name)}
     held = rival.take(LockRequest(shop.name, 100.0, 60.0, info=info))
 
@@ -72,14 +68,12 @@ def delivered_again(shop, rival):
 
 
 def finished(shop, rival):
-    """Have the first copy finished, and its result stored."""
     rival.mark(Marker(execution_of(shop.name), "done", 100.0), wait=True)
     shop.app.backend.store_result(shop.name, "first", "SUCCESS")
     return lambda: None
 
 
 def struck(opened, name, before, *, seconds=SOON):
-    """Yield each strike of signal *name* at a delivery, and what it left behind."""
     shop, remains, rival = opened
     strikes = Strikes(
         lambda: signal.raise_signal(getattr(signal, name)),
@@ -136,7 +130,6 @@ def test_without_our_deferral_a_signal_leaves_a_lock(opened, monkeypatch):
 
 
 def lose():
-    """Have the lock of the running body lost, as the watchdog would find it."""
     running = latest_execution.get()
     if running is not None and not running.interrupt._mutex._is_owned():
         running.interrupt.fire()

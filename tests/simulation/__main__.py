@@ -32,7 +32,6 @@ SLOWER = 10.0
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return what is asked for."""
     parser = argparse.ArgumentParser(
         prog="python -m simulation", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

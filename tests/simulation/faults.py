@@ -161,7 +161,6 @@ class Faults:
             self.world.crash(node, away, kept)
 
     def flush(self) -> None:
-        """Wipe a node."""
         self.chance.choice(self.world.nodes).flush()
 
     def evict(self) -> None:
@@ -176,19 +175,16 @@ class Faults:
             node.evict(key)
 
     def freeze(self) -> None:
-        """Have a node stand still."""
         node = self.chance.choice(self.world.nodes)
         self.world.freeze(node, self.chance.uniform(0.0, 2 * self.ttl))
 
     def fill(self) -> None:
-        """Have a node refuse to write."""
         node = self.chance.choice(self.world.nodes)
         node.is_full = True
         length = self.chance.uniform(0.0, 2 * self.ttl)
         self.world.at(self.world.now + length, setattr, node, "is_full", False)
 
     def forget(self) -> None:
-        """Have a node lose its scripts."""
         self.chance.choice(self.world.nodes).forget_scripts()
 
     def step(self) -> None:
@@ -248,18 +244,15 @@ class Faults:
     # -- clients --------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Have a client stand still."""
         host = self.chance.choice(self.world.hosts)
         self.world.stop(host, self.chance.uniform(0.0, 2 * self.ttl))
 
     def kill(self) -> None:
-        """Have a client die."""
         host = self.chance.choice(self.world.hosts)
         self.world.kill(host)
         self.world.at(self.world.now + self.chance.uniform(0.0, self.ttl), self.reborn, host.number)
 
     def interrupt(self) -> None:
-        """Interrupt a client."""
         self.chance.choice(self.world.hosts).interrupt()
 
     def revoke(self) -> None:
@@ -285,7 +278,6 @@ class Faults:
         link.up_cut_until = max(link.up_cut_until, self._later())
 
     def reset(self) -> None:
-        """Break a connection."""
         self._some_link().reset()
 
     def _later(self) -> float:

@@ -222,7 +222,6 @@ def without_a_look(greeting: Greeting, fingerprint: str) -> bytes:
 
 
 def no(*_: Any) -> bool:
-    """Return False."""
     return False
 
 

@@ -125,7 +125,6 @@ class Host:
         self.lose_time(-seconds / self.clock.rate)
 
     def now(self) -> float:
-        """Return what the client's clock shows [s]."""
         return self.clock.read(self.world.now)
 
     def wake(self) -> None:

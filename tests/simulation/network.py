@@ -159,7 +159,6 @@ class Link:
 
     @property
     def position(self) -> int:
-        """Of the node."""
         return self.server.position
 
     def arrival(self, last: float, command: list[bytes] | None) -> float:

@@ -48,5 +48,4 @@ class SimulatedNode(NodeModel):
         self.ask(b"SET", key, value, b"PX", ttl)
 
     def delete(self, key: bytes) -> None:
-        """Take a key away."""
         self.ask(b"DEL", key)

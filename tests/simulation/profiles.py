@@ -42,7 +42,6 @@ class Profile:
         return replace(self, pace=pace, crew={**self.crew, "rest": 1.0, "wait": wait})
 
     def build(self, seed: int) -> World:
-        """Return such a world."""
         chaos: Chaos = self.world.get("chaos", HARSH)
         ttl = RULES.ttl * self.pace
         rules = replace(self.world.get("rules", RULES), ttl=ttl, max_ttl=ttl)

@@ -90,7 +90,6 @@ class Names:
         return self.weights[-1]
 
     def draw(self, chance: random.Random) -> str:
-        """Return the name that is wanted next."""
         found = bisect(self.weights, chance.random() * self.weight)
         return self.text(self.numbers[min(found, len(self.numbers) - 1)])
 
@@ -160,7 +159,6 @@ class ScaleHost(Host):
 
     @property
     def zone(self) -> str:
-        """Where it is."""
         zones: str = self.world.at_zones  # type: ignore[attr-defined]
         return zones[self.number % len(zones)]
 

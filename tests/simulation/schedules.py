@@ -104,12 +104,10 @@ class Schedule(World):
 
 
 def give_back(host: Host, lease: Lease, marker: Marker | None = None) -> Send:
-    """Return what releases a lease."""
     return Send(release_request(host.rules, lease.name, lease.token, marker=marker))
 
 
 def broken(world: World) -> list[str]:
-    """Return the laws that were broken in a world, in words."""
     overlaps = [f"two held it: {one} and {other}" for one, other in world.overlaps()]
     return overlaps + [f"fences out of order: {a} and {b}" for a, b in world.disorder()]
 

@@ -112,7 +112,6 @@ def test_too_little_drift_is_found():
 
 
 def hold(granted, until, fence=1, asked=None, ended=float("inf")):
-    """Return a hold of somebody."""
     return Hold("t", fence, granted if asked is None else asked, granted, until, ended)
 
 

@@ -130,7 +130,6 @@ def test_names_that_are_taken_together_hold_up_nobody_for_ever():
 
 
 def hold(granted, until, name="k"):
-    """Return a hold of somebody."""
     return Hold("t", 1, granted, granted, until, name=name)
 
 

@@ -68,7 +68,6 @@ def served(load, *, seconds=None, begin_full=False, **about):
 
 
 def ends(world):
-    """Return how all tries ended."""
     return sum(world.ends.values(), Counter())
 
 

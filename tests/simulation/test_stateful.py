@@ -71,7 +71,6 @@ class Clients(RuleBasedStateMachine):
 
     @initialize(size=st.integers(0, 2), seed=st.integers(0, 9), rate=st.sampled_from([0.0, WRONG]))
     def begin(self, size, seed, rate):
-        """Build the world."""
         self.late = {}
         self.ttl = self.rules_of_all.ttl
         calm = Chaos(rate=rate, skew=0.1)
@@ -119,7 +118,6 @@ class Clients(RuleBasedStateMachine):
         self.work(number, self.take(number, wait))
 
     def take(self, number, wait):
-        """Yield what takes the lock."""
         held = self.held[number]
         if held is None or held.is_lost:
             lease = yield from self.crew.take(self.world.hosts[number], wait)
@@ -127,16 +125,13 @@ class Clients(RuleBasedStateMachine):
 
     @step(number=HOSTS, wait=LENGTHS)
     def wait(self, number, wait):
-        """Let a client wait for the lock."""
         self.ask(number, wait * self.ttl)
 
     @step(number=HOSTS)
     def renew(self, number):
-        """Let a client renew what it holds."""
         self.work(number, self.extend(number))
 
     def extend(self, number):
-        """Yield what renews a lease."""
         held = self.held[number]
         if held is not None and not held.is_lost:
             yield from self.crew.renew(self.world.hosts[number], held)
@@ -147,7 +142,6 @@ class Clients(RuleBasedStateMachine):
         self.work(number, self.give_back(number))
 
     def give_back(self, number):
-        """Yield what releases a lease."""
         held, self.held[number] = self.held[number], None
         if held is not None:
             self.crew.end(held.lease)
@@ -155,13 +149,11 @@ class Clients(RuleBasedStateMachine):
 
     @step(number=HOSTS, length=LENGTHS)
     def stop(self, number, length):
-        """Have a client stand still."""
         self.world.stop(self.world.hosts[number], length * self.ttl)
 
     # -- the network ------------------------------------------------------------------
 
     def link(self, number, position):
-        """Return the way from a client to a node."""
         links = self.world.hosts[number].links
         return links[position % len(links)]
 
@@ -185,20 +177,17 @@ class Clients(RuleBasedStateMachine):
 
     @step(number=HOSTS, position=NODES)
     def reset(self, number, position):
-        """Break a connection."""
         self.link(number, position).reset()
 
     # -- time -----------------------------------------------------------------------
 
     def lapse(self, seconds):
-        """Let time pass."""
         until = self.world.now + seconds
         self.world.at(until, lambda: None)
         self.world.run(until)
 
     @invariant()
     def laws_hold(self):
-        """Nobody holds while another does, and fences are in order."""
         assert self.world.overlaps() == []
         assert self.world.disorder() == []
 
@@ -207,12 +196,10 @@ class Losses(Clients):
     """As `Clients`, while nodes forget what they knew, stand still, and clients die."""
 
     def node(self, position):
-        """Return a node."""
         return self.world.nodes[position % len(self.world.nodes)]
 
     @step(position=NODES, away=LENGTHS)
     def crash(self, position, away):
-        """Have a node lose its memory."""
         self.world.crash(self.node(position), away * self.ttl)
 
     @step(position=NODES, away=LENGTHS, later=LENGTHS)
@@ -224,12 +211,10 @@ class Losses(Clients):
 
     @step(position=NODES)
     def flush(self, position):
-        """Wipe a node."""
         self.node(position).flush()
 
     @step(position=NODES, length=LENGTHS)
     def freeze(self, position, length):
-        """Have a node stand still."""
         self.world.freeze(self.node(position), length * self.ttl)
 
     @step(position=NODES, is_full=st.booleans())

@@ -38,7 +38,6 @@ def one_is_enough(_nodes: int) -> int:
 
 
 def never(*_: Any) -> bool:
-    """Return that it is not so."""
     return False
 
 

@@ -179,12 +179,10 @@ class World:
                 host.ears.lose(node.position)
 
     def freeze(self, node: SimulatedNode, length: float) -> None:
-        """Have a node stand still for *length* [s]."""
         if node.is_up:
             node.frozen_until = max(node.frozen_until, self.now + length)
 
     def stop(self, host: Host, length: float) -> None:
-        """Have a client stand still for *length* [s]."""
         host.stopped_until = max(host.stopped_until, self.now + length)
         self.stops[host.number].append((self.now, self.now + length))
 
@@ -238,7 +236,6 @@ class World:
         self.holds.append(hold)
 
     def renewed(self, lease: Lease, until: float) -> None:
-        """Note that a lease goes on."""
         self.held[lease.token].until = until
 
     def trusted_for(self, host: Host, seconds: float) -> None:
@@ -253,12 +250,10 @@ class World:
         hold.ended = min(hold.ended, self.now)
 
     def hits(self, _node: SimulatedNode, command: list[bytes], reply: Any) -> None:
-        """Note what a node answered."""
         code = reply[0] if isinstance(reply, list) else type(reply).__name__
         self.met[command[1][:12], code] += 1
 
     def note(self, fault: str) -> None:
-        """Note what went wrong."""
         self.met[fault] += 1
 
     def overlaps(self) -> list[tuple[Hold, Hold]]:

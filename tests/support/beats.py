@@ -19,6 +19,7 @@ from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import TOKEN_LENGTH
 from celery_redlock.plugin import plugin_for
 from support.stage import Stage
+from support.stored import clients_of
 from support.worker import CeleryProcess
 
 __all__ = [
@@ -100,7 +101,6 @@ def published(broker_url: str) -> list[Published]:
 
 
 def stage_beat(it: Stage, name: str, **options: Any) -> Beat:
-    """Start a beat of the stage's app, which ends with the stage; *options* are those of `Beat`."""
     env = {"EVENTS": str(it.events), "STAGE": json.dumps([it._file, it.conf])}
     env |= options.pop("env", {})
     beat = Beat("support.stage", name=name, env=env, **{"folder": it._folder, **options})
@@ -133,17 +133,15 @@ def stopped_between_slots(
 
 
 def last_slots(it: Stage, entries: Sequence[str]) -> dict[str, LastSlot]:
-    """Return the records of *entries* on the nodes."""
     return Slots.on(plugin_for(it.app).locks).look([f"stage/{entry}" for entry in entries])
 
 
 def lease_left(it: Stage, beat: CeleryProcess) -> float:
     """Return how long the lease of *beat* lasts on a majority of the nodes [s], 0 without one."""
     left = []
-    for node in it.nodes:
-        with redis.Redis.from_url(node.url) as client:
-            for key in client.keys("redlock:lock:*"):
-                value = client.get(key) or b""
-                info = json.loads(value[TOKEN_LENGTH:] or b"{}")
-                left += [client.pttl(key) / 1000.0] if info.get("pid") == beat.pid else []
+    for client in clients_of(it.nodes):
+        for key in client.keys("redlock:lock:*"):
+            value = client.get(key) or b""
+            info = json.loads(value[TOKEN_LENGTH:] or b"{}")
+            left += [client.pttl(key) / 1000.0] if info.get("pid") == beat.pid else []
     return min(left) if len(left) >= quorum(len(it.nodes)) else 0.0

@@ -86,7 +86,6 @@ class Both:
             reject()
 
     def learn_history(self) -> None:
-        """Have the node in memory be what the server has become."""
         told = read_info(self.client.eval("return redis.call('INFO', 'replication')", 0))
         self.node.history = told["master_replid"].encode()
         self.node.has_followed = set(told["master_replid2"]) != {"0"}
@@ -102,11 +101,9 @@ class Both:
             time.sleep((int(TINY) + 2) / 1000.0)
 
     def run(self, source: bytes, keys: Sequence[bytes], *arguments: bytes) -> None:
-        """Have both run a script."""
         self.tell(b"EVAL", source, b"%d" % len(keys), *keys, *arguments)
 
     def compare(self) -> None:
-        """Compare all that both store, and for how long yet."""
         names = sorted(self.client.keys())
         pipe = self.client.pipeline(transaction=False).time()
         for name in names:
@@ -152,18 +149,15 @@ def scores_of(members: Iterable[tuple[bytes, float]]) -> list[tuple[bytes, Any]]
 
 
 def in_micros(told: Any) -> int:
-    """Return what TIME has told [us]."""
     seconds, micros = told
     return int(seconds) * 1_000_000 + int(micros)
 
 
 def is_number(value: Any) -> bool:
-    """Return whether *value* is one."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def said(error: RedisError) -> tuple[type[Exception], str]:
-    """Return what an error says, whichever server says it, and of whichever script."""
     return type(error), SELF.sub("", str(error)).strip().lower()
 
 
@@ -174,7 +168,6 @@ def assert_near(ours: float, theirs: float, slack: float, what: Any) -> None:
 
 
 def assert_same(what: Any, ours: Any, theirs: Any, slack: float) -> None:
-    """Compare two replies: errors by what they say, and times [ms] nearly."""
     differ = f"{what}: {ours!r} and {theirs!r}"
     if isinstance(theirs, RedisError):
         assert isinstance(ours, RedisError), differ

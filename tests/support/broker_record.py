@@ -45,7 +45,6 @@ class BrokerRecord:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def close(self) -> None:
-        """Listen no more."""
         with contextlib.suppress(Exception):
             self._monitor.connection.disconnect()
         self._client.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import shutil
 import tempfile
@@ -36,12 +35,7 @@ PATIENCE = 60
 
 
 def find_chromium() -> tuple[str, str]:
-    """
-    Return the paths of Chromium and of its driver.
-
-    Raises:
-        RuntimeError: One of them is missing; the message says how to get it.
-    """
+    """Return the paths of Chromium and of its driver."""
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
     driver = shutil.which("chromedriver")
     if chromium is None or driver is None:
@@ -52,18 +46,12 @@ def find_chromium() -> tuple[str, str]:
 
 
 class Browser:
-    """
-    One window.
-
-    Attributes:
-        driver: Selenium's.
-    """
+    """One window."""
 
     def __init__(self, driver: Any) -> None:
         self.driver = driver
 
     def open(self, url: str) -> None:
-        """Load a page."""
         self.driver.get(url)
 
     def find(self, selector: str) -> Any:
@@ -92,7 +80,6 @@ class Browser:
         return bool(self.driver.execute_script(script, selector))
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """Return what *script* returns."""
         return self.driver.execute_script(script, *arguments)
 
     def complaints(self) -> list[str]:
@@ -100,35 +87,17 @@ class Browser:
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def resize(self, width: int, height: int) -> None:
-        """Have the page laid out as on a screen of so many pixels."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
     def prefer(self, scheme: str) -> None:
-        """Have pages believe that the user prefers ``"light"`` or ``"dark"``."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-
-    def shoot(self, file: Path, *, whole: bool = True) -> None:
-        """Save what the page looks like as PNG; with *whole* also what is below the window."""
-        options = {"format": "png", "captureBeyondViewport": whole}
-        if whole:
-            height = self.run("return document.documentElement.scrollHeight")
-            width = self.run("return window.innerWidth")
-            options["clip"] = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
-        told = self.driver.execute_cdp_cmd("Page.captureScreenshot", options)
-        file.write_bytes(base64.b64decode(told["data"]))
 
 
 @contextlib.contextmanager
 def browser(programs: tuple[str, str], *more: str) -> Iterator[Browser]:
-    """
-    Start a browser with a profile of its own, and end it whatever happens.
-
-    Args:
-        programs: Of `find_chromium`.
-        *more: Options of Chromium.
-    """
+    """Start a browser with a profile of its own, and end it whatever happens."""
     chromium, driver = programs
     with tempfile.TemporaryDirectory(prefix="redlock-chromium-", ignore_cleanup_errors=True) as at:
         options = webdriver.ChromeOptions()

@@ -87,7 +87,6 @@ def copy_sources(target: Path) -> None:
 
 
 def files_in(folder: Path) -> set[str]:
-    """Return all files in a folder, relative to it."""
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -111,7 +110,6 @@ def _walk(folder: Path, ignored: list[str]) -> Iterator[str]:
 
 
 def build(source: Path, out: Path, *, env: Mapping[str, str] | None = None) -> tuple[Path, Path]:
-    """Build the sources in a folder; return wheel and source archive."""
     run(sys.executable, "-m", "hatchling", "build", "-d", out, cwd=source, env=env)
     (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
     return wheel, sdist
@@ -131,7 +129,6 @@ def contents(archive: Path) -> dict[str, bytes]:
 
 
 def unpack(sdist: Path, target: Path) -> Path:
-    """Unpack a source archive, and return the folder that was in it."""
     for name, data in contents(sdist).items():
         place = target / name
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -143,12 +140,7 @@ def unpack(sdist: Path, target: Path) -> Path:
 
 
 class Venv:
-    """
-    A venv with nothing in it, not even pip.
-
-    Args:
-        folder: Where; made anew.
-    """
+    """A venv with nothing in it, not even pip."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -32,20 +32,12 @@ SIGNS_CERTIFICATES = x509.KeyUsage(
 
 @dataclass(frozen=True)
 class Pair:
-    """A certificate and its key, as files in PEM."""
-
     certificate: Path
     key: Path
 
 
 class Authority:
-    """
-    Vouches for certificates.
-
-    Args:
-        folder: Where all files are put.
-        name: Of the authority; the beginning of its files' names.
-    """
+    """Vouches for certificates."""
 
     def __init__(self, folder: Path, name: str = "ca") -> None:
         self._folder = folder
@@ -80,13 +72,7 @@ class Authority:
         )
 
     def vouch(self, name: str, *hosts: str) -> Pair:
-        """
-        Return a certificate with its key.
-
-        Args:
-            name: Whose; the beginning of its files' names.
-            *hosts: Names and addresses that it is good for.
-        """
+        """Return a certificate with its key."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
         builder = self._builder(subject, key)
@@ -106,12 +92,10 @@ class Authority:
 
 
 def pem(certificate: x509.Certificate) -> bytes:
-    """Return *certificate* as it is written to a file."""
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def general_name(host: str) -> x509.GeneralName:
-    """Return *host*, a name or an address, as a certificate has it."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:

@@ -25,7 +25,6 @@ PATIENCE = 60.0
 
 
 def urls(nodes: Sequence[Server | str]) -> list[str]:
-    """Return the URLs of *nodes*, which may be URLs already."""
     return [node if isinstance(node, str) else node.url for node in nodes]
 
 
@@ -47,12 +46,7 @@ def stopped(process: subprocess.Popen[str]) -> Iterator[None]:
 
 
 class CommandLine:
-    """
-    Starts processes in one folder, and ends them.
-
-    Args:
-        folder: With the app's module.
-    """
+    """Starts processes in one folder, and ends them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -87,7 +81,6 @@ class CommandLine:
         app: str | None = "shop",
         **options: Any,
     ) -> subprocess.Popen[str]:
-        """Start ``celery -A app redlock *words``."""
         named = ["-A", app] if app else []
         return self.start(nodes, "-m", "celery", *named, "redlock", *words, **options)
 
@@ -114,7 +107,6 @@ class CommandLine:
         return process.returncode, out, err
 
     def close(self) -> None:
-        """End all that was started."""
         for process in self._started:
             process.kill()
             process.communicate()
@@ -122,14 +114,7 @@ class CommandLine:
 
 @contextmanager
 def command_line(folder: Path, source: str, module: str = "shop") -> Iterator[CommandLine]:
-    """
-    Write the app's *module* into *folder*, and end what was started there.
-
-    Args:
-        folder: An empty one.
-        source: Python text; may be indented.
-        module: What ``-A`` will name.
-    """
+    """Write the app's *module* into *folder*, and end what was started there."""
     (folder / f"{module}.py").write_text(textwrap.dedent(source))
     it = CommandLine(folder)
     try:

@@ -64,18 +64,11 @@ def exit_code(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def squeezed(line: str) -> str:
-    """Return *line* with one blank between words."""
     return " ".join(line.split())
 
 
 class Console:
-    """
-    Runs commands in one folder, and ends what it left running.
-
-    Args:
-        folder: Where they run; it is on Python's path there.
-        show: Turns addresses in an output into the names that pages have for them.
-    """
+    """Runs commands in one folder, and ends what it left running."""
 
     def __init__(self, folder: Path, show: Callable[[str], str] = str) -> None:
         self.folder = folder
@@ -174,5 +167,4 @@ class Console:
             reaper.forget(str(log))
 
     def told(self) -> str:
-        """Return what all commands wrote, for whoever has to find out what went wrong."""
         return "\n".join(f"$ {command}\n{self._read(log)}" for _, log, command in self._started)

@@ -53,12 +53,7 @@ def locks_on(urls: Sequence[str], *, hints: bool = True) -> Redlock:
 
 
 class Contender:
-    """
-    A process that contends; it is ended by the end of its ``with``.
-
-    Args:
-        urls: Of the nodes.
-    """
+    """A process that contends; it is ended by the end of its ``with``."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         root = str(Path(__file__).parents[1])
@@ -78,18 +73,15 @@ class Contender:
         self._process.communicate()
 
     def ask(self, **order: Any) -> Any:
-        """Give an order and wait until it is done."""
         self.say(**order)
         return self.found()
 
     def say(self, **order: Any) -> None:
-        """Give an order."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
 
     def found(self) -> Any:
-        """Return the answer to an order."""
         assert self._process.stdout is not None
         return json.loads(self._process.stdout.readline())
 
@@ -98,18 +90,15 @@ class Contender:
         self.say(name=name, ends=ends, **options)
 
     def stand_still(self) -> None:
-        """Stop the process."""
         self._process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Have it run again."""
         self._process.send_signal(signal.SIGCONT)
 
 
 def contend(  # noqa: PLR0917  as an order names them
     locks: Redlock, found: Grants, name: str, ends: float, limit: int, hold: float, rest: float
 ) -> None:
-    """Acquire, hold and release until then."""
     while (left := ends - now()) > 0:
         try:
             held = locks.take(LockRequest(name, RULES["ttl"], wait=left, limit=limit))
@@ -123,7 +112,6 @@ def contend(  # noqa: PLR0917  as an order names them
 
 
 def main(urls: Sequence[str]) -> None:
-    """Do what is said on stdin."""
     Rules.fingerprint = of_any_name  # type: ignore[assignment,method-assign]
     every = {hints: locks_on(urls, hints=hints) for hints in (True, False)}
     for line in sys.stdin:

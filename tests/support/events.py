@@ -100,7 +100,6 @@ class Body:
 
 
 def bodies(events: Iterable[Event]) -> list[Body]:
-    """Return the bodies that *events* tell of, by name and then by start."""
     of_bodies = [event for event in events if event.get("body")]
     by_id = sorted(of_bodies, key=lambda e: (e["name"], e["body"], e["at"]))
     found = []

@@ -47,16 +47,13 @@ class FakeClock:
         self.time = begin
 
     def __call__(self) -> float:
-        """Return what it shows."""
         return self.time
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
         self.time += seconds
 
 
 def granted(fence: int = 1) -> Vote:
-    """Return a yes."""
     return Vote(VoteKind.GRANTED, fence)
 
 
@@ -71,17 +68,14 @@ def refused(holder: str = "y", ttl: float = 5.0, fence: int = 0) -> Vote:
 
 
 def quarantined(ttl: float = 5.0) -> Vote:
-    """Return the answer of a node that must not vote yet."""
     return Vote(VoteKind.QUARANTINED, ttl=ttl)
 
 
 def unreachable(reason: str = "refused the connection") -> Vote:
-    """Return what stands for a node that cannot be asked."""
     return Vote(VoteKind.UNREACHABLE, reason=reason)
 
 
 def marked(state: str = "done") -> Vote:
-    """Return the answer of a node with a marker."""
     return Vote(VoteKind.MARKED, value=state.encode())
 
 
@@ -112,28 +106,23 @@ class Ears:
         self._releases = 0
 
     def channel(self) -> str:
-        """Return what this process is woken by."""
         return "c" * 16
 
     def enter(self, waiting: Waiting) -> None:
-        """Note who waits."""
         self.waiting.append(waiting)
         self.room.enter(waiting)
 
     def enter_thread(self, line: bytes, since: float) -> ThreadWaiting:
-        """Note that a thread does."""
         waiting = ThreadWaiting(line, since, self.now)
         self.enter(waiting)
         return waiting
 
     def leave(self, waiting: Waiting) -> None:
-        """Note who waits no more."""
         if waiting in self.waiting:
             self.waiting.remove(waiting)
         self.room.leave(waiting)
 
     def hear(self, name: str) -> None:
-        """Hear that the lock *name* was released."""
         self._releases += 1
         self.room.hear(0, b"%08d" % self._releases + line_key("redlock", name))
 
@@ -218,38 +207,32 @@ class Drive:
         return self
 
     def wake(self) -> Drive:
-        """Have a hint end the pause."""
         assert isinstance(self.step, Sleep), self.step
         assert self.step.waiting is not None
         self._advance(lambda: self.steps.send(True))
         return self
 
     def go_on_to(self, kind: type) -> Drive:
-        """Go on to the next step of this *kind*, or to the end."""
         while isinstance(self.step, (Send, Sleep)) and not isinstance(self.step, kind):
             self.go_on()
         return self
 
     def go_on_to_ask(self) -> Drive:
-        """Go on to the next question, or to the end."""
         while isinstance(self.step, (Send, Sleep)):
             self.go_on()
         return self
 
     def interrupt(self, error: BaseException) -> Drive:
-        """Raise *error* in the middle of the step at hand."""
         self._advance(lambda: self.steps.throw(error))
         return self
 
     @property
     def token(self) -> str:
-        """The token of the question or of the last release."""
         assert isinstance(self.step, (Ask, Send))
         return self.step.request.arguments[0].decode()
 
     @property
     def is_asking(self) -> bool:
-        """Whether a question is at hand."""
         return isinstance(self.step, Ask)
 
     def is_decided(self, *ballot: Vote | None) -> bool:

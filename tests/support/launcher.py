@@ -61,7 +61,6 @@ def popen(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
 def is_for_launcher(
     command: Sequence[str], env: dict[str, str] | None = None, **options: Any
 ) -> bool:
-    """Whether *command* is a program that may start with everything imported."""
     environment = os.environ if env is None else env
     early = [name for name in environment if name.startswith(EARLY)]
     path = environment.get("PYTHONPATH", "").split(os.pathsep)
@@ -130,7 +129,6 @@ class Launcher:
         self._socket: socket.socket | None = None
 
     def ask(self, order: dict[str, Any], fds: Sequence[int] = ()) -> Any:
-        """Have the launcher carry out *order*, with copies of *fds*; return what it answers."""
         with self._one_at_a_time:
             if self._socket is None:
                 self._socket = self._start()

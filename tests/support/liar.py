@@ -49,11 +49,9 @@ class Liar:
 
     @property
     def url(self) -> str:
-        """The URL of its first database."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     def close(self) -> None:
-        """Answer nobody any more."""
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
@@ -65,7 +63,6 @@ class Liar:
                 threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        """Pass each command on, and answer as it pleases."""
         commands = hiredis.Reader()
         server = redis.Connection(port=self._target, protocol=2, decode_responses=False)
         with contextlib.suppress(OSError, redis.RedisError), client:
@@ -83,7 +80,6 @@ class Liar:
 
 
 def encoded(answer: Any) -> bytes:
-    """Return *answer* as a server sends it."""
     if isinstance(answer, Exception):
         return b"-%b\r\n" % str(answer).encode()
     if isinstance(answer, int):
@@ -105,12 +101,10 @@ def in_place_of_all(answer: bytes) -> Lie:
 
 
 def honest(_command: list[bytes], truth: Any) -> Iterator[bytes]:
-    """Say the truth."""
     yield encoded(truth)
 
 
 def endless(_command: list[bytes], _truth: Any) -> Iterator[bytes]:
-    """Begin an answer, and never end it."""
     yield b"$4000000000\r\n"
     while True:
         yield bytes(SIZE)
@@ -125,7 +119,6 @@ def endless_after_greeting(command: list[bytes], truth: Any) -> Iterator[bytes]:
 
 
 def endless_to_listeners(command: list[bytes], truth: Any) -> Iterator[bytes]:
-    """Do so to who listens, once it does."""
     yield encoded(truth)
     if command[0].upper() == b"SUBSCRIBE":
         yield from endless(command, truth)
@@ -139,7 +132,6 @@ def dripping(_command: list[bytes], truth: Any) -> Iterator[bytes]:
 
 
 def circles(command: list[bytes], truth: Any) -> Iterator[bytes]:
-    """Have a SCAN never come to its end."""
     yield encoded([b"1", []] if command[0].upper() == b"SCAN" else truth)
 
 
@@ -161,13 +153,11 @@ def too_large(command: list[bytes], truth: Any) -> Iterator[bytes]:
 
 
 def far_fences(_command: list[bytes], truth: Any) -> Iterator[bytes]:
-    """Say the largest fence that there is, with each grant."""
     is_grant = isinstance(truth, list) and len(truth) == 3 and truth[0] == 1 and truth[2] != b"0"
     yield encoded([*truth[:2], b"%d" % 2**53] if is_grant else truth)
 
 
 def late(_command: list[bytes], truth: Any) -> Iterator[bytes]:
-    """Say the truth after everybody else."""
     time.sleep(0.02)  # no wait for something: it is to be late
     yield encoded(truth)
 
@@ -192,7 +182,6 @@ LIES: dict[str, Lie] = {
 
 @contextlib.contextmanager
 def lying(target: int, lie: Lie, place: tuple[str, int] = HERE) -> Iterator[Liar]:
-    """Put a liar before the server on this port of the loopback interface."""
     liar = Liar(target, lie, place)
     try:
         yield liar
@@ -201,7 +190,6 @@ def lying(target: int, lie: Lie, place: tuple[str, int] = HERE) -> Iterator[Liar
 
 
 def in_time(work: Callable[[], Any], seconds: float = 90.0) -> Any:
-    """Return what *work* returns, which a thread does that may hang."""
     done: list[Any] = []
     thread = threading.Thread(target=lambda: done.append(work()), daemon=True)
     thread.start()

@@ -19,13 +19,7 @@ __all__ = ["ScriptNode", "rewritten"]
 
 
 class ScriptNode(NodeModel):
-    """
-    An enrolled node in memory, to which requests are put without any connection.
-
-    Args:
-        rules: Of the cluster.
-        wall: Its wall clock [s, Unix time].
-    """
+    """An enrolled node in memory, to which requests are put without any connection."""
 
     def __init__(self, rules: Rules, wall: Callable[[], float]) -> None:
         super().__init__(0, wall)
@@ -45,13 +39,11 @@ class ScriptNode(NodeModel):
         self.ask(b"EVALSHA", ENROL.sha, b"2", *keys, self._boot, length, mode.encode())
 
     def restart(self) -> None:
-        """Lose the memory, and be held back for it."""
         self.crash()
         self.is_up = True
         self.enrol("quarantine")
 
     def vote(self, request: Request) -> Vote:
-        """Return the vote on a request."""
         script, boot = request.script, (self._boot,) if request.script.guarded else ()
         count = b"%d" % len(request.keys)
         return script.read(

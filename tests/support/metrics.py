@@ -21,8 +21,6 @@ _shown: dict[str, Any] = {}
 
 
 class Scrape:
-    """One answer: its samples by name and labels."""
-
     def __init__(self, text: str) -> None:
         # Not above: a worker imports its tests, and what is imported first decides how it counts.
         from prometheus_client.parser import text_string_to_metric_families
@@ -44,7 +42,6 @@ class Scrape:
         ]
 
     def sum(self, name: str, **labels: str) -> float:
-        """Return the sum of `all`; 0 if there is none."""
         return sum(self.all(name, **labels))
 
     def one(self, name: str, **labels: str) -> float | None:
@@ -55,7 +52,6 @@ class Scrape:
 
 
 def serve_as_shown(port: str) -> None:
-    """Have this worker serve its metrics as docs/how-to/metrics.md shows it, at *port*."""
     if FILES not in os.environ:
 
         def serve(**_: object) -> None:
@@ -70,7 +66,6 @@ def serve_as_shown(port: str) -> None:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens at."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
@@ -78,6 +73,5 @@ def free_port() -> int:
 
 
 def scrape(address: str) -> Scrape:
-    """Ask once; raises OSError."""
     with urllib.request.urlopen(address, timeout=60) as answer:
         return Scrape(answer.read().decode())

@@ -15,13 +15,11 @@ __all__ = ["one_lock", "seen"]
 def seen(
     value: bytes | None = None, state: str = "up", **more: Any
 ) -> tuple[str, StoredLock | None]:
-    """Return how a node is and what it stores of a lock; nothing if it is down."""
     stored = StoredLock(value, **{"ttl": 9.0 if value else 0.0, **more})
     return state, None if state == "down" else stored
 
 
 def one_lock(found: Sequence[tuple[str, StoredLock | None]]) -> OneLock:
-    """Return the lock of which each node has what `seen` returned."""
     nodes = [NodeStatus(f"node-{i}", state) for i, (state, _) in enumerate(found)]
     stored = {f"node-{i}": one for i, (_, one) in enumerate(found) if one is not None}
     return OneLock("a", nodes, stored)

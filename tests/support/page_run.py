@@ -63,13 +63,11 @@ class PageRun:
             action(block)
 
     def execute(self, block: Block) -> None:
-        """Run a Python block with what those before it have left."""
         # On its own line of the page, as a traceback names it.
         text = "\n" * (block.line - 1) + self.names.replaced(block.text)
         exec(compile(text, block.page, "exec", dont_inherit=True), self.left)
 
     def write(self, block: Block) -> None:
-        """Write a block to its file."""
         file = self.folder / block.notes["file"]
         assert file.resolve().is_relative_to(self.folder.resolve()), f"{block}: {file}"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -77,13 +75,11 @@ class PageRun:
         importlib.invalidate_caches()  # the page may import it within the same tick of the clock
 
     def run(self, block: Block) -> None:
-        """Run the commands of a console block, one after the other."""
         expect = int(block.notes.get("expect", "0"))
         for command in self.commands(block):
             self.console.run(command, expect=expect)
 
     def background(self, block: Block) -> None:
-        """Start the command of a console block, and wait until it is ready."""
         (command,) = self.commands(block)
         self.console.background(command, block.notes["background"])
 
@@ -93,7 +89,6 @@ class PageRun:
         return [replace(command, text=text) for command, text in typed]
 
     def close(self) -> None:
-        """End all commands, and close what Python has left, in the page and in its files."""
         self.console.close()
         for values in [self.left, *map(vars, self._forgotten_modules())]:
             for value in list(values.values()):
@@ -115,7 +110,6 @@ def place_of(module: Any) -> str:
 
 
 def close(value: Any) -> None:
-    """Close *value* if it is something that holds connections."""
     if isinstance(value, Celery):
         with suppress(ConfigurationError):  # an example of settings that make no sense
             plugin_for(value).locks.close()
@@ -130,15 +124,7 @@ def close(value: Any) -> None:
 def run_page(
     page: Path, folder: Path, names: Names, take: Callable[[PageRun, Block], None] | None = None
 ) -> Iterator[PageRun]:
-    """
-    Run all blocks of *page*, and hand over what they have left; then close it.
-
-    Args:
-        page: The page.
-        folder: An empty one.
-        names: What the names of servers stand for.
-        take: What to do with a block; as the page says if None.
-    """
+    """Run all blocks of *page*, and hand over what they have left; then close it."""
     run = PageRun(folder, names)
     patience = mock.patch.dict(DEFAULTS, PATIENT)
     before = Path.cwd(), list(sys.path)

@@ -86,7 +86,6 @@ class Command:
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """Return all code blocks of *page*, in their order."""
     found: list[Block] = []
     notes: dict[str, str] = {}
     end = 0  # of what the notes were read from: a block must follow directly

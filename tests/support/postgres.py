@@ -38,12 +38,7 @@ CALM = {"max_connections": "60", "shared_buffers": "16MB", "autovacuum": "off"}
 
 
 def find_postgres() -> Path:
-    """
-    Return the folder with ``initdb``, ``postgres`` and ``psql``, of the newest version there is.
-
-    Raises:
-        RuntimeError: There is none; the message says how to get it.
-    """
+    """Return the newest folder with ``initdb``, ``postgres`` and ``psql``."""
     on_path = shutil.which("initdb")
     debian = sorted(DEBIAN.glob("*/bin"), key=lambda path: float(path.parent.name))
     for folder in [*([Path(on_path).resolve().parent] if on_path else []), *reversed(debian)]:
@@ -58,37 +53,22 @@ def find_postgres() -> Path:
 
 @dataclass(frozen=True)
 class Database:
-    """
-    One empty database.
-
-    Attributes:
-        folder: Where the server's socket is.
-        name: Of the database.
-    """
+    """One empty database."""
 
     folder: Path
     name: str
 
     @property
     def url(self) -> str:
-        """As SQLAlchemy writes it."""
         return f"postgresql+psycopg://{USER}@/{self.name}?host={self.folder}"
 
     @property
     def django(self) -> dict[str, Any]:
-        """As an entry of Django's ``DATABASES``."""
         engine = "django.db.backends.postgresql"
         return {"ENGINE": engine, "NAME": self.name, "USER": USER, "HOST": str(self.folder)}
 
 
 class Postgres:
-    """
-    One server.
-
-    Args:
-        programs: Folder of ``initdb``, ``postgres`` and ``psql``.
-    """
-
     def __init__(self, programs: Path) -> None:
         self.programs = programs
         self.folder = Path(tempfile.mkdtemp(prefix="redlock-postgres-"))
@@ -100,12 +80,7 @@ class Postgres:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """
-        Start it and wait until it answers.
-
-        Raises:
-            AssertionError: It ended or was not ready in time; the message has its log.
-        """
+        """Start it and wait until it answers."""
         data = str(self.folder / "data")
         how = ["--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync"]
         made = self._launch(
@@ -179,7 +154,6 @@ class Postgres:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def log(self) -> str:
-        """Return all it wrote so far."""
         return (self.folder / "log").read_text(errors="replace")
 
 
@@ -190,12 +164,7 @@ def clean_environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def postgres(programs: Path) -> Iterator[Postgres]:
-    """
-    Run a server for the body of a ``with``, and end it whatever happens.
-
-    Args:
-        programs: As of :class:`Postgres`.
-    """
+    """Run a server for the body of a ``with``, and end it whatever happens."""
     server = Postgres(programs)
     try:
         server.start()

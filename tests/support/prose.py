@@ -4,7 +4,7 @@ Reads all prose of the repository, and says which words to replace.
 Two readers look at pages, docstrings, comments, alerts, the dashboard, and at what the package says
 when it runs: log lines, help, errors. One is proselint, for clichés, archaisms and needless words.
 The other is the glossary, by its own table of words that are not used. Code, and what runs wrote,
-is left out.
+is left out. What a merge has left between two sides is found first: it is no prose at all.
 
     PYTHONPATH=tests python -m support.prose
 """
@@ -30,6 +30,8 @@ NO_PROSE = re.compile(
     r"^ *```.*?^ *```$|<!-- \w+: \w+ -->\n.*?<!-- end -->|<!--.*?-->|`[^`\n]*`|\]\([^)\s]*\)",
     re.MULTILINE | re.DOTALL,
 )
+#: Where a merge begins or ends with what it could not decide.
+SIDE = re.compile(r"^(?:<{7}|>{7}) \S", re.MULTILINE)
 CODE = re.compile(r"``[^`]*``|`[^`]*`|^ +(?:>>> |\$ ).*$", re.MULTILINE)
 TAG = re.compile(r"<(style|script).*?</\1>|<[^>]*>|\{[{%#].*?[}%#]\}", re.DOTALL)
 
@@ -47,8 +49,6 @@ OTHERS = [
 
 @dataclass(frozen=True)
 class Finding:
-    """A place that needs other words."""
-
     path: Path
     line: int
     message: str
@@ -59,14 +59,14 @@ class Finding:
 
 
 def main() -> int:
-    """Print all findings; return 1 if there are any."""
     findings = [found for path in (*PAGES, *MODULES, *TEMPLATES, *OTHERS) for found in read(path)]
     sys.stdout.writelines(f"{found}\n" for found in findings)
     return int(bool(findings))
 
 
 def read(path: Path) -> Iterator[Finding]:
-    """Yield what both readers find in a file."""
+    for match in SIDE.finditer(path.read_text()):
+        yield Finding(path, line_of(match.string, match.start()), "left by a merge: choose a side")
     prose = prose_of(path)
     for line, message in (*by_glossary(prose), *by_proselint(prose)):
         yield Finding(path, line, message)
@@ -87,7 +87,6 @@ def prose_of(path: Path) -> str:
 
 
 def prose_of_module(source: str) -> str:
-    """Return docstrings, comments and texts of a module, without its code."""
     lines: list[list[str]] = [[] for _ in range(source.count("\n") + 2)]
     for at, text in (*strings_of(ast.parse(source)), *comments_of(source)):
         for number, line in enumerate(blanked(CODE, text).split("\n"), at):
@@ -96,7 +95,6 @@ def prose_of_module(source: str) -> str:
 
 
 def strings_of(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield the texts of a module that have several words and are no Lua, each with its line."""
     inside = {part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)
               for part in ast.walk(node) if part is not node}  # fmt: skip
     for node in ast.walk(tree):
@@ -109,13 +107,11 @@ def strings_of(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def text_of(node: ast.expr) -> str:
-    """Return the text of a node, and something else for what is put in when it runs."""
     value = node.value if isinstance(node, ast.Constant) else None
     return value if isinstance(value, str) else "`…`"
 
 
 def comments_of(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the comments of a module, each with its line."""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string.lstrip("#: ")
@@ -132,14 +128,12 @@ HEADING = "## Words that are not used"
 
 
 def words() -> dict[str, str]:
-    """Return the glossary's table: a phrase that is not used, and what is said instead."""
     table = GLOSSARY.read_text().partition(HEADING)[2]
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", table, re.MULTILINE)[2:]
     return {phrase: instead for phrases, instead in rows for phrase in phrases.split(", ")}
 
 
 def by_glossary(prose: str) -> Iterator[tuple[int, str]]:
-    """Yield the line of each phrase that the glossary has another word for, and that word."""
     for phrase, instead in words().items():
         pattern = r"\b" + r"\s+(?:\| )?".join(map(re.escape, phrase.split())) + r"\b"
         for match in re.finditer(pattern, prose, re.IGNORECASE):
@@ -147,7 +141,6 @@ def by_glossary(prose: str) -> Iterator[tuple[int, str]]:
 
 
 def by_proselint(prose: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and the advice of each finding of proselint."""
     # Here, as the tests of the glossary's words do without it.
     from proselint import checks, config, registry, tools
 
@@ -161,7 +154,6 @@ def by_proselint(prose: str) -> Iterator[tuple[int, str]]:
 
 
 def line_of(text: str, offset: int) -> int:
-    """Return the number of the line at an offset."""
     return text.count("\n", 0, offset) + 1
 
 

@@ -48,11 +48,9 @@ class Link:
 
     @property
     def url(self) -> str:
-        """The URL of the server's first database, by way of the proxy."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     def pass_through(self) -> None:
-        """Forward everything at once."""
         self.delay(0.0)
 
     def delay(self, one_way: float) -> None:
@@ -72,7 +70,6 @@ class Link:
         self._set("lose_replies")
 
     def refuse(self) -> None:
-        """End all connections and refuse new ones, as where no server listens."""
         self._set("refuse")
 
     def reset(self) -> None:
@@ -84,8 +81,6 @@ class Link:
 
 
 class _Channel:
-    """Orders to the proxy process, each answered before the next."""
-
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self._lock = threading.Lock()
@@ -103,20 +98,28 @@ class _Channel:
 
 
 @contextlib.contextmanager
-def proxied(targets: Sequence[int], *, delay: float = 0.0) -> Iterator[list[Link]]:
+def proxied(
+    targets: Sequence[int],
+    *,
+    delay: float = 0.0,
+    kind: type[Link] | None = None,
+    program: Path = PROCESS,
+) -> Iterator[list[Any]]:
     """
     Put a proxy before each of the loopback ports *targets*.
 
     Args:
         targets: Ports of the servers behind.
         delay: One way [s, >= 0]; see :meth:`Link.delay`.
+        kind: Of the links, if they can more than `Link`.
+        program: What runs them.
 
     Yields:
         One link per target, in the order of *targets*.
     """
     # The process ends with its stdin, so it cannot outlive us.
     with subprocess.Popen(
-        [sys.executable, "-I", "-S", str(PROCESS)],
+        [sys.executable, "-I", "-S", str(program)],
         bufsize=0,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -126,7 +129,7 @@ def proxied(targets: Sequence[int], *, delay: float = 0.0) -> Iterator[list[Link
         try:
             ports = channel.ask({"targets": list(targets)})["ports"]
             links = [
-                Link(channel, number, port, target)
+                (kind or Link)(channel, number, port, target)
                 for number, (port, target) in enumerate(zip(ports, targets, strict=True))
             ]
             for link in links:

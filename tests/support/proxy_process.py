@@ -55,7 +55,6 @@ class Stream:
         self.ended = False
 
     def read(self, now: float) -> None:
-        """Queue what has arrived, with the time it is due."""
         try:
             data = self.source.recv(CHUNK)
         except BlockingIOError:
@@ -68,7 +67,6 @@ class Stream:
         self.put(now, data or None)
 
     def put(self, now: float, data: bytes | None) -> None:
-        """Queue *data* as the link's mode says; what is due never overtakes what is older."""
         link = self.link
         due = now + link.wait(upward=self.upward)
         if self.queue:
@@ -82,7 +80,6 @@ class Stream:
         self.plan()
 
     def plan(self) -> None:
-        """Have the loop come back when the head of the queue is due."""
         if self.queue and self.queue[0][0] < math.inf:
             heapq.heappush(due_streams, (self.queue[0][0], next(ticket), self))
 
@@ -93,7 +90,6 @@ class Stream:
             self.put(now, data)
 
     def write(self, now: float) -> None:
-        """Send what is due."""
         while self.queue and self.queue[0][0] <= now:
             data = self.queue[0][1]
             if data is None:
@@ -124,7 +120,6 @@ class Stream:
                 self.sink.shutdown(socket.SHUT_WR)
 
     def close(self, *, reset: bool = False) -> None:
-        """End the connection, both ways and on both sides."""
         for stream in (self, self.twin):
             stream.queue.clear()
             hang_up(stream.source, reset=reset)
@@ -132,8 +127,6 @@ class Stream:
 
 
 class Link:
-    """One listening port, the server behind it, and how bad the way between them is."""
-
     def __init__(self, target: int) -> None:
         self.target = target
         self.port = 0
@@ -170,7 +163,6 @@ class Link:
         raise RuntimeError(f"cannot listen on {candidates[-1]}")
 
     def read(self, _now: float) -> None:
-        """Accept a client and connect it to the server."""
         assert self.listener is not None
         try:
             client, _ = self.listener.accept()
@@ -189,7 +181,6 @@ class Link:
         self.join(client, server)
 
     def join(self, client: socket.socket, server: socket.socket) -> None:
-        """Make the two streams of a connection."""
         for side in (client, server):
             side.setblocking(False)
             side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -201,7 +192,6 @@ class Link:
             readers[stream.source] = stream
 
     def change(self, mode: str, *, one_way: float = 0.0, gap: float = 0.0) -> None:
-        """Go over to another mode, also with what is under way."""
         self.mode, self.one_way, self.gap = mode, one_way, gap
         if mode in ("refuse", "reset"):
             for stream in tuple(self.streams):
@@ -223,12 +213,10 @@ links: list[Link] = []
 
 
 def forget(side: socket.socket) -> None:
-    """Read from *side* no more."""
     readers.pop(side, None)
 
 
 def hang_up(side: socket.socket, *, reset: bool = False) -> None:
-    """Close *side*; with *reset* by RST and not by FIN."""
     forget(side)
     with contextlib.suppress(OSError):
         if reset:
@@ -237,7 +225,6 @@ def hang_up(side: socket.socket, *, reset: bool = False) -> None:
 
 
 def obey(order: dict[str, Any]) -> dict[str, Any]:
-    """Carry out one order and return its answer."""
     if "targets" in order:
         links.extend(Link(target) for target in order["targets"])
         return {"ports": [link.port for link in links]}
@@ -246,7 +233,6 @@ def obey(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def serve() -> None:
-    """Forward until stdin ends."""
     buffer = b""
     while True:
         timeout = max(0.0, due_streams[0][0] - time.monotonic()) if due_streams else None

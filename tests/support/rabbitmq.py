@@ -55,12 +55,7 @@ ADVANCED = f"[{{rabbit, [{{quorum_tick_interval, {round(COUNTED_EVERY * 1000)}}}
 
 
 def find_rabbitmq() -> Path:
-    """
-    Return the folder with ``rabbitmq-server``.
-
-    Raises:
-        RuntimeError: There is none, or Erlang is missing; the message says how to get it.
-    """
+    """Return the folder with ``rabbitmq-server``."""
     found = shutil.which("rabbitmq-server", path=DEBIAN) or shutil.which("rabbitmq-server")
     missing = [name for name in ("erl", "epmd", "erl_call") if shutil.which(name) is None]
     if found is None or missing:
@@ -88,15 +83,7 @@ class Depth:
 
 
 class RabbitMQ:
-    """
-    One broker with its name server.
-
-    Args:
-        commands: Folder of ``rabbitmq-server``.
-
-    Attributes:
-        port: TCP port of AMQP.
-    """
+    """One broker with its name server."""
 
     def __init__(self, commands: Path) -> None:
         self.commands = commands
@@ -107,16 +94,10 @@ class RabbitMQ:
 
     @property
     def url(self) -> str:
-        """The URL of its one virtual host."""
         return f"amqp://guest:guest@{HOST}:{self.port}//"
 
     def start(self) -> None:
-        """
-        Start it and wait until it serves AMQP.
-
-        Raises:
-            AssertionError: It ended or was not ready in time; the message has its log.
-        """
+        """Start it and wait until it serves AMQP."""
         (self.folder / "rabbitmq.conf").write_text(CONF.format(host=HOST, port=self.port))
         (self.folder / "advanced.config").write_text(ADVANCED)
         (self.folder / "plugins").write_text("[].\n")
@@ -168,7 +149,6 @@ class RabbitMQ:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def log(self) -> str:
-        """Return all it wrote so far."""
         return (self.folder / "log").read_text(errors="replace")
 
     # -- what a test does to it --------------------------------------------------------
@@ -190,7 +170,6 @@ class RabbitMQ:
         return found
 
     def list_queues(self, *columns: str) -> list[tuple[str, ...]]:
-        """Return the name of each queue and what RabbitMQ says of it in these *columns*."""
         asked = ", ".join(("name", *columns))
         cell = "case Value of {resource, _, _, Name} -> Name; _ -> io_lib:write(Value) end"
         row = f'[io_lib:format("~s~c", [{cell}, 9]) || {{_, Value}} <- Row]'
@@ -199,16 +178,13 @@ class RabbitMQ:
         return [tuple(line.split("\t")[:-1]) for line in told.splitlines()]
 
     def version(self) -> tuple[int, ...]:
-        """Return its version."""
         return tuple(map(int, re.findall(r"\d+", self.evaluate("rabbit_misc:version()"))))
 
     def purge(self, queue: str) -> None:
-        """Drop what waits in *queue*."""
         with amqp.Connection(f"{HOST}:{self.port}", connect_timeout=PATIENCE) as connection:
             connection.channel().queue_purge(queue)
 
     def delayed(self) -> int:
-        """Return how many messages wait in the queues of native delayed delivery now."""
         # Asked by a client: a program of RabbitMQ's own may take longer to start than they wait.
         found, levels = 0, range(28)  # as many as kombu declares, one for each bit of the delay
         with amqp.Connection(f"{HOST}:{self.port}", connect_timeout=PATIENCE) as connection:
@@ -221,8 +197,6 @@ class RabbitMQ:
         return found
 
     def wait_until_quiet(self, queue: str | None = None, *, timeout: float = 200.0) -> None:
-        """Wait until *queue*, or each queue, has no message, neither waiting nor unacknowledged."""
-
         def left() -> dict[str, Depth]:
             return {k: v for k, v in self.queues().items() if queue in (None, k)}
 
@@ -302,12 +276,7 @@ def free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def rabbitmq(commands: Path) -> Iterator[RabbitMQ]:
-    """
-    Run a broker for the body of a ``with``, and end it whatever happens.
-
-    Args:
-        commands: As of :class:`RabbitMQ`.
-    """
+    """Run a broker for the body of a ``with``, and end it whatever happens."""
     broker = RabbitMQ(commands)
     try:
         broker.start()

@@ -11,10 +11,23 @@ from typing import Any
 
 from kombu.transport import redis
 
-__all__ = ["look_often"]
+__all__ = ["look_often", "redelivered_after"]
 
 #: How often a kombu looks that cannot be told [s].
 OFTEN = 1.0
+
+
+def redelivered_after(seconds: float) -> dict[str, Any]:
+    """Return settings by which Redis delivers again what nobody has acknowledged by then [s]."""
+    transport = {
+        "visibility_timeout": seconds,
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+        # Whoever is killed while it gives back what others had keeps all from doing so for as long;
+        # five minutes by default.
+        "unacked_mutex_expire": 2,
+    }
+    return {"broker_transport_options": transport}
 
 
 def look_often() -> None:

@@ -22,7 +22,6 @@ WATCHED = 23 * 3600.0 + 600.0
 
 
 def shown() -> str:
-    """Return what is printed, with moments in UTC."""
     found = Report(BEGUN, BEGUN, WATCHED, [of_bill()], 3, (), has_setting=True)
     out = io.StringIO()
     in_utc = patch.object(report, "local_time", lambda at: iso_moment(at)[:19].replace("T", " "))
@@ -32,7 +31,6 @@ def shown() -> str:
 
 
 def of_bill() -> TaskReport:
-    """Return the report of one task: some overlaps, some copies, holds of a second or so."""
     counts = [0] * (len(HOLD_BOUNDS) + 1)
     for length, times in ((0.5, 2000), (1.0, 2000), (2.0, 780), (20.0, 40), (48.0, 1)):
         counts[class_of(length)] = times

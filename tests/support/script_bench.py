@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import redis
@@ -34,7 +36,6 @@ class ScriptBench:
         self._began = self.now_ms()
 
     def now_ms(self) -> int:
-        """Return the node's clock [ms]."""
         seconds, micros = self.client.time()
         return int(seconds) * 1000 + int(micros) // 1000
 
@@ -44,11 +45,9 @@ class ScriptBench:
         return seconds * 1000 - passed <= milliseconds <= seconds * 1000
 
     def is_of_now(self, told: float) -> bool:
-        """Return whether the node may have told this time [s, Unix time] during this test."""
         return self._began <= told * 1000 <= self.now_ms()
 
     def enrol(self) -> None:
-        """Have the node vote."""
         keys = Keys.of(self.rules.prefix, "")
         quarantine = ms(self.rules.quarantine)
         self.client.evalsha(
@@ -67,6 +66,11 @@ class ScriptBench:
         return script.read(reply)
 
     def everything(self) -> dict[bytes, Any]:
-        """Return all that is stored, by key."""
         read = {b"hash": self.client.hgetall, b"string": self.client.get}
         return {key: read[self.client.type(key)](key) for key in self.client.scan_iter(count=1000)}
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        before = self.everything()
+        yield
+        assert self.everything() == before

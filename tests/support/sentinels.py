@@ -22,13 +22,7 @@ NEVER = 600_000
 
 
 class SentinelServer(Server):
-    """
-    A Sentinel.
-
-    Args:
-        settings: Lines of its configuration, beside where it listens.
-        binary: The server program.
-    """
+    """A Sentinel."""
 
     def __init__(self, settings: Sequence[str], *, binary: Path | None = None) -> None:
         super().__init__(binary=binary)
@@ -60,12 +54,10 @@ class Service:
         self.sentinels = sentinels
 
     def node(self, **options: Any) -> dict[str, Any]:
-        """Return the service as a lock node; *options* are those of redis-py for the master."""
         return {"sentinels": [s.url for s in self.sentinels], "service": self.name, **options}
 
     @property
     def label(self) -> str:
-        """How the node is called."""
         return f"{self.name}@sentinel/0"
 
     def master(self) -> Server:
@@ -78,7 +70,6 @@ class Service:
         return next((server for server in found if role(server) == "master"), None)
 
     def fail_over(self) -> Server:
-        """Kill the master; return who took its place."""
         before = self.master()
         before.kill()
         return eventually(
@@ -89,7 +80,6 @@ class Service:
         )
 
     def wait_until_watched(self) -> None:
-        """Wait until each Sentinel knows the replica and all other Sentinels."""
         eventually(
             lambda: all(self._is_known_to(one) for one in self.sentinels),
             f"Sentinels that know all of {self.name}",
@@ -105,13 +95,11 @@ class Service:
 
 
 def sentinel_says(sentinel: SentinelServer, question: str, name: str) -> str:
-    """Return the port that a Sentinel tells."""
     with redis.Redis.from_url(sentinel.url, decode_responses=True) as client:
         return str(client.execute_command("SENTINEL", question, name)[1])
 
 
 def role(server: Server) -> str:
-    """Return what a server is; nothing if it is down."""
     with redis.Redis.from_url(server.url) as client, contextlib.suppress(redis.RedisError):
         return str(client.info("replication")["role"])
     return ""

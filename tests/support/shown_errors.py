@@ -18,7 +18,6 @@ BILL = {"task": "shop.bill", "task_id": "41d0", "host": "worker-1", "pid": 17, "
 
 
 def bill() -> Any:
-    """Return a task that bills an invoice."""
     app = Celery("shop", set_as_current=False)
 
     @app.task(base=RedlockTask, name="shop.bill", shared=False)
@@ -29,7 +28,6 @@ def bill() -> Any:
 
 
 def raised_by(call: Callable[[], Any]) -> errors.RedlockError:
-    """Return the error that *call* raises."""
     try:
         call()
     except errors.RedlockError as error:

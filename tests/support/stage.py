@@ -18,6 +18,7 @@ import importlib.util
 import json
 import os
 import re
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -31,14 +32,16 @@ from celery_redlock import Redlock
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.health import check
 from celery_redlock.reading.nodes import bootstrap
+from celery_redlock.task.messages.envelope import Envelope, fresh_publish_id
 from celery_redlock.testing.servers import Server, servers
 from support.clients import let_go
 from support.events import Body, bodies, read
 from support.redelivery import look_often
+from support.stored import clients_of
 from support.waiting import eventually
 from support.worker import Worker
 
-__all__ = ["LASTING", "Stage", "stage"]
+__all__ = ["LASTING", "Stage", "copied_message", "stage"]
 
 DEFAULTS = {
     "broker_connection_retry_on_startup": True,
@@ -55,6 +58,12 @@ DEFAULTS = {
 LASTING = {"redlock_ttl": 120.0, "redlock_max_ttl": 120.0, "redlock_node_timeout": 1.0}
 
 
+def copied_message() -> dict[str, Any]:
+    """Return options of a message that can be published again, as if the broker had two of it."""
+    task_id = str(uuid.uuid4())
+    return {"task_id": task_id, "headers": Envelope(fresh_publish_id()).header(task_id)}
+
+
 def make_app(file: str, conf: dict[str, Any], *, is_worker: bool) -> Celery:
     """Return an app with *conf* and the tasks that *file* declares."""
     if is_worker:
@@ -66,7 +75,6 @@ def make_app(file: str, conf: dict[str, Any], *, is_worker: bool) -> Celery:
 
 
 def declared_in(file: str) -> Callable[[Celery], None]:
-    """Return the function ``declare`` of *file*."""
     spec = importlib.util.spec_from_file_location("declared_tasks", file)
     assert spec is not None
     assert spec.loader is not None
@@ -85,7 +93,7 @@ class Stage:
         broker: The server for messages and results.
         events: File that the tasks record to; workers have its name as ``EVENTS``.
         app: The app as a client sees it.
-        workers: All workers, in the order of their start.
+        workers: All workers, in the order of their start; also one that did not get ready.
     """
 
     def __init__(
@@ -127,23 +135,20 @@ class Stage:
         env = {"EVENTS": str(self.events), "STAGE": json.dumps([self._file, mine])}
         options = {"name": f"w{len(self.workers) + 1}", "cwd": self._folder, **options}
         worker = Worker("support.stage", env={**env, **options.pop("env", {})}, **options)
-        self.workers.append(self._stack.enter_context(worker))
-        return worker
+        self.workers.append(worker)
+        return self._stack.enter_context(worker)
 
     def start_workers(self, all_options: Iterable[dict[str, Any]]) -> None:
-        """Start several workers at the same time; each has options of `support.worker.Worker`."""
         with ThreadPoolExecutor(max_workers=16) as starters:
             list(starters.map(lambda options: self.worker(**options), all_options))
 
     def close(self) -> None:
-        """End all workers and the client."""
         self._stack.close()
         if self.conf.get("redlock_nodes"):
             plugin_for(self.app).locks.close()
         let_go(self.app)
 
     def task(self, name: str) -> Any:
-        """Return a task by its name."""
         return self.app.tasks[name]
 
     def locks(self, **settings: Any) -> Redlock:
@@ -173,11 +178,9 @@ class Stage:
             locks.close()
 
     def bodies(self, name: str) -> list[Body]:
-        """Return the bodies that ran under *name* so far, in the order of their starts."""
         return [body for body in bodies(read(self.events)) if body.name == name]
 
     def started(self, name: str, times: int = 1) -> list[Body]:
-        """Wait until *times* bodies of *name* have started, and return them."""
         return eventually(
             lambda: found if len(found := self.bodies(name)) >= times else None,
             f"start number {times} of {name!r}",
@@ -199,11 +202,11 @@ class Stage:
 
     def keys(self, pattern: str) -> set[str]:
         """Return the names of the keys on any node that fit *pattern*, past the library."""
-        found: set[str] = set()
-        for node in self.nodes:
-            with redis.Redis.from_url(node.url) as client:
-                found |= {key.decode() for key in client.keys(pattern)}
-        return found
+        return {key.decode() for client in clients_of(self.nodes) for key in client.keys(pattern)}
+
+    def no_key_is_for_ever(self) -> None:
+        for client in clients_of(self.nodes):
+            assert [key for key in client.keys("redlock:*") if client.pttl(key) == -1] == []
 
     def wait_until_free(self, *names: str) -> None:
         """
@@ -225,7 +228,6 @@ class Stage:
             raise AssertionError(f"{error}: {sorted(left)}") from None
 
     def wait_until_quiet(self) -> None:
-        """Wait until the broker has no message left, neither waiting nor unacknowledged."""
         with redis.Redis.from_url(self.conf["broker_url"]) as client:
             eventually(
                 lambda: not any(client.keys("celery")) and not client.exists("unacked"),
@@ -241,11 +243,9 @@ class Stage:
         return dict(json.loads(stored)) if stored else {}
 
     def log(self) -> str:
-        """Return what all workers wrote."""
         return "\n".join(worker.log() for worker in self.workers)
 
     def wait_for_log(self, pattern: str, *, timeout: float = 60.0) -> None:
-        """Wait until some worker has written what fits *pattern*."""
         eventually(lambda: re.search(pattern, self.log()), f"{pattern!r} logged", timeout=timeout)
 
 

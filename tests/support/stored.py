@@ -7,7 +7,7 @@ looks at all of them waits for them first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import redis
@@ -15,7 +15,18 @@ import redis
 from celery_redlock.lock.records import Keys
 from support.waiting import eventually
 
-__all__ = ["RENEWED", "ROOMY", "holders", "value_of", "wait_until_free", "wait_until_taken"]
+__all__ = [
+    "RENEWED",
+    "ROOMY",
+    "clients_of",
+    "do",
+    "holders",
+    "label",
+    "urls_of",
+    "value_of",
+    "wait_until_free",
+    "wait_until_taken",
+]
 
 #: Of locks that no slow machine loses, on nodes that it makes not late. Two node timeouts are
 #: less than `RENEWED`.
@@ -25,23 +36,41 @@ RENEWED = 6.0
 
 
 class Reachable(Protocol):
-    """A server, or a link to one."""
+    @property
+    def url(self) -> str: ...
 
     @property
-    def url(self) -> str:
-        """Where it is."""
-        ...
+    def port(self) -> int: ...
+
+
+def label(server: Reachable) -> str:
+    """Return how a server is called in words."""
+    return f"127.0.0.1:{server.port}/0"
+
+
+def do(server: Reachable, *command: Any) -> Any:
+    with redis.Redis.from_url(server.url) as client:
+        return client.execute_command(*command)
+
+
+def urls_of(servers: Iterable[Reachable]) -> list[str]:
+    return [server.url for server in servers]
+
+
+def clients_of(servers: Iterable[Reachable]) -> Iterator[Any]:
+    """Yield a client of each server, which is closed when the next one is asked for."""
+    for server in servers:
+        with redis.Redis.from_url(server.url) as client:
+            yield client
 
 
 def value_of(server: Reachable, name: str, prefix: str = "redlock") -> bytes | None:
-    """Return the value of the lock *name* on one server."""
     with redis.Redis.from_url(server.url) as client:
         value: bytes | None = client.get(Keys.of(prefix, name).lock)
         return value
 
 
 def holders(servers: Sequence[Reachable], name: str) -> int:
-    """Return on how many servers anybody holds *name*."""
     return sum(value_of(server, name) is not None for server in servers)
 
 
@@ -57,7 +86,6 @@ def wait_until_taken(servers: Sequence[Reachable], name: str, token: str = "") -
 
 
 def wait_until_free(servers: Sequence[Reachable], name: str, token: str = "") -> None:
-    """Wait until none of *servers* has the lock any more; with a *token*: none by that token."""
     eventually(
         lambda: (
             not any(

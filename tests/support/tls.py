@@ -65,7 +65,6 @@ class TLSNode:
 
     @property
     def label(self) -> str:
-        """How it is called in errors."""
         return f"127.0.0.1:{self.port}/0"
 
 

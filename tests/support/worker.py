@@ -92,12 +92,10 @@ class CeleryProcess:
 
     @property
     def pid(self) -> int:
-        """Id of the main process."""
         return self.process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether the main process is there."""
         if isinstance(self.process, Launched):
             return not self.process.has_ended()
         if not CAN_PEEK:
@@ -107,12 +105,7 @@ class CeleryProcess:
         return self.process.returncode is None and os.waitid(os.P_PID, self.pid, options) is None
 
     def start(self) -> None:
-        """
-        Start it and wait for its line *ready*.
-
-        Raises:
-            AssertionError: It ended or was not ready in time; the message has its log.
-        """
+        """Start it and wait for its line *ready*."""
         with self.log_path.open("ab") as log:
             self._process = popen(
                 self.command,
@@ -144,7 +137,6 @@ class CeleryProcess:
         return self.log_path.read_text(errors="replace")
 
     def wait_for_log(self, pattern: str, *, timeout: float = 60.0) -> re.Match[str]:
-        """Return the first match of *pattern* in its log, waiting for it."""
         return eventually(
             lambda: re.search(pattern, self.log()), f"{pattern!r} in the log", timeout=timeout
         )

@@ -33,7 +33,6 @@ ROOT = Path(__file__).parents[2]
 def test_a_benchmark_measures_every_candidate_and_judges_every_target(
     benchmark, rows, targets, cycles
 ):
-    """A short run ends well, with a row of figures per candidate and a verdict per target."""
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{benchmark}", "--rounds", "1", "--cycles", f"{cycles}"],
         cwd=ROOT,

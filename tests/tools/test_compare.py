@@ -17,7 +17,6 @@ from benchmarks.peers import runner  # noqa: E402
 
 
 def test_cells_come_out_as_they_are_recorded():
-    """Each in a process of its own, with real servers and workers, one of which is paused."""
     columns = ("celery-redlock", "celery-singleton", "plain Task")
     options = [word for one in columns for word in ("--only", one)]
     done = subprocess.run(

@@ -41,7 +41,6 @@ if os.environ.get("CI") != "true" and importlib.util.find_spec("myst_parser") is
 
 
 def build(source, out, *options):
-    """Build pages as `make docs` does; return exit code and output."""
     recipe = re.search(
         r"^\t\$\(BIN\)/sphinx-build (.+) docs build/docs \$\(ARGS\)$",
         (ROOT / "Makefile").read_text(),
@@ -61,7 +60,6 @@ def build(source, out, *options):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The folder of the site as it was built, with warnings as errors."""
     out = tmp_path_factory.mktemp("site") / "html"
     code, told = build(DOCS, out)
     assert code == 0, told
@@ -70,20 +68,12 @@ def site(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reference(site):
-    """The text of each page of the reference, by its name."""
     pages = (site / "reference").glob("*.html")
     return {page.stem: html.unescape(Content.of(page).text) for page in pages}
 
 
 class Content(html.parser.HTMLParser):
-    """
-    What a page has.
-
-    Attributes:
-        anchors: To which one can jump.
-        links: Where its links and pictures lead.
-        text: Its words.
-    """
+    """What a page has."""
 
     def __init__(self):
         super().__init__()
@@ -92,13 +82,11 @@ class Content(html.parser.HTMLParser):
 
     @classmethod
     def of(cls, page):
-        """Return what *page* has."""
         content = cls()
         content.feed(page.read_text())
         return content
 
     def handle_starttag(self, tag, attrs):
-        """Note the links and the anchor of a tag."""
         told = dict(attrs)
         self._is_article |= tag == "article"
         self.anchors |= {told[name] for name in ("id", "name") if told.get(name)}
@@ -111,19 +99,16 @@ class Content(html.parser.HTMLParser):
             self.text += data
 
     def handle_endtag(self, tag):
-        """Note the end of the page itself."""
         self._is_article &= tag != "article"
 
 
 def test_the_site_is_built_without_a_warning(site):
-    """Every page is there, and has a title."""
     for page in DOCS.rglob("*.md"):
         built = site / page.relative_to(DOCS).with_suffix(".html")
         assert "<h1>" in built.read_text(), page
 
 
 def test_what_warns_ends_the_build(tmp_path):
-    """The build can fail, and says all of what is wrong."""
     wrong = {
         "[there](nowhere.md)": "nowhere.md",
         "[here](#nothing-here)": "nothing-here",
@@ -144,7 +129,6 @@ def test_what_warns_ends_the_build(tmp_path):
 
 
 def test_links_on_the_site_lead_somewhere(site):
-    """Pages, headings, files and pictures: all that is not elsewhere in the web."""
     pages = {page: Content.of(page) for page in site.rglob("*.html")}
     broken = []
     for page, content in pages.items():
@@ -164,7 +148,6 @@ def test_links_on_the_site_lead_somewhere(site):
 
 
 def test_the_reference_has_every_option_setting_and_policy(reference):
-    """With the default that it has."""
     for option in OPTIONS:
         assert re.search(rf"\b{option}\b", reference["options"]), option
     for setting in KNOWN:
@@ -177,7 +160,6 @@ def test_the_reference_has_every_option_setting_and_policy(reference):
 
 
 def test_options_settings_and_errors_can_be_linked_to(site):
-    """Each has the anchor that a code host gives its heading, too."""
     for page, names in {
         "options": OPTIONS,
         "settings": [f"redlock_{name}" for name in KNOWN],
@@ -188,14 +170,12 @@ def test_options_settings_and_errors_can_be_linked_to(site):
 
 
 def test_code_can_be_copied(site):
-    """Without prompt and output."""
     page = (site / "tutorial.html").read_text()
     assert "copybutton.js" in page
     assert r"$ " in (site / "_static" / "copybutton.js").read_text()
 
 
 def test_the_reference_has_every_error_and_event(reference):
-    """With its fields and what its docstring says."""
     for name in errors.__all__:
         assert f"exception celery_redlock.errors.{name}" in reference["errors"], name
     assert re.search(r"LockNotAcquired\n\s+LockTaken\n\s+QuorumUnavailable", reference["errors"])
@@ -210,7 +190,6 @@ def test_the_reference_has_every_error_and_event(reference):
 
 
 def test_the_reference_has_every_metric(reference):
-    """With its labels; those of OpenTelemetry, too."""
     names = {family.name for family in REGISTRY.collect() if family.name.startswith("redlock_")}
     assert len(names) > 20
     for name in names:
@@ -222,7 +201,6 @@ def test_the_reference_has_every_metric(reference):
 
 
 def test_the_reference_has_every_command(reference):
-    """With what its --help says."""
     above = click.Context(redlock, info_name="redlock")
     assert "status" in redlock.list_commands(above)
     told = " ".join(reference["commands"].split())
@@ -237,7 +215,6 @@ def test_the_reference_has_every_command(reference):
 
 
 def test_the_reference_has_every_finding(site, reference):
-    """Every code that is written as one in the doctor's files, with an anchor."""
     anchors = Content.of(site / "reference" / "doctor.html").anchors
     folder = Path(check_nodes.__file__).parent
     written = "".join(file.read_text() for file in folder.glob("*.py"))
@@ -250,7 +227,6 @@ def test_the_reference_has_every_finding(site, reference):
 
 
 def test_the_reference_has_every_public_name(reference):
-    """Of the package, of its fencing and of its testing."""
     for name in set(celery_redlock.__all__) - set(errors.__all__):
         assert f"celery_redlock.{name}" in reference["api"], name
     for name in testing.__all__:
@@ -265,7 +241,6 @@ def test_the_reference_has_every_public_name(reference):
 
 
 def test_examples_in_docstrings_are_true():
-    """What stands behind ``>>>`` does what is shown."""
     for file in sorted((ROOT / "celery_redlock").rglob("*.py")):
         if ">>> " in file.read_text():
             parts = file.relative_to(ROOT).with_suffix("").parts

@@ -44,7 +44,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the launcher is
 
 
 def said(kind, how, folder, **options):
-    """Return what the probe says, what it ended with, and the last line of its errors."""
     options = {"cwd": folder, "env": PLAIN, "start_new_session": True, **options}
     command = [sys.executable, "-c", PROBE, "one two", how]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -55,7 +54,6 @@ def said(kind, how, folder, **options):
 
 @pytest.mark.parametrize("how", ["0", "7", "raises", "SIGTERM", "SIGKILL", "SIGINT"])
 def test_a_program_sees_and_tells_the_same(how, tmp_path):
-    """Arguments, environment, folder, session, streams and no stray descriptor; and its end."""
     launched, started = (said(kind, how, tmp_path) for kind in KINDS)
     assert launched == started
 
@@ -65,7 +63,6 @@ def test_a_program_sees_and_tells_the_same(how, tmp_path):
     [{"PYTHONUNBUFFERED": "1"}, {"PYTHONFAULTHANDLER": "1"}, {"PYTHONDONTWRITEBYTECODE": "1"}],
 )
 def test_what_python_reads_first_is_made_up_for(env, tmp_path):
-    """These variables do to a fork what they do to a new Python."""
     launched, started = (said(kind, "0", tmp_path, env={**PLAIN, **env}) for kind in KINDS)
     assert launched == started
 
@@ -76,7 +73,6 @@ def test_it_is_in_no_session_of_its_own_unless_asked(tmp_path):
 
 
 def test_modules_of_its_path_are_its_own(tmp_path):
-    """What is on ``PYTHONPATH`` is imported, and a module of the folder for ``-c``."""
     for name, place in (("far", tmp_path / "lib"), ("near", tmp_path)):
         place.mkdir(exist_ok=True)
         (place / f"{name}.py").write_text(f"word = {name!r}")
@@ -88,7 +84,6 @@ def test_modules_of_its_path_are_its_own(tmp_path):
 
 
 def test_it_is_watched_killed_and_waited_for_as_any_child(tmp_path):
-    """``poll``, ``wait`` with a limit, ``kill``; looking whether it has ended does not reap it."""
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
     process = popen(command, cwd=tmp_path, env=PLAIN, start_new_session=True)
     assert isinstance(process, Launched)
@@ -141,7 +136,6 @@ def test_a_sitecustomize_gets_a_new_python(tmp_path):
 
 
 def test_programs_end_with_nobody_left_of_them(tmp_path):
-    """A hundred at once begin and end, and the launcher has no child after they are waited for."""
     command = [sys.executable, "-c", "import os; print(os.getppid())"]
     options = {"cwd": tmp_path, "env": PLAIN, "stdout": subprocess.PIPE, "text": True}
     processes = [popen(command, **options) for _ in range(100)]

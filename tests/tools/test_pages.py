@@ -33,6 +33,7 @@ from support import report_page
 from support.page_names import names_for
 from support.page_run import PageRun, run_page
 from support.pages import LANGUAGES, blocks_of, commands_of, outcome_of
+from support.process import is_gone
 from support.shown_errors import SHOWN
 from support.tls import tls_binary
 from support.waiting import eventually
@@ -44,7 +45,6 @@ PAGES = [README, *sorted(DOCS.rglob("*.md"))]
 
 
 def named(page):
-    """Return how this file calls *page*."""
     return str(page.relative_to(ROOT))
 
 
@@ -149,7 +149,6 @@ COMMANDS = {
 
 
 def is_table_of_status(text):
-    """The columns of `redlock status`, and states that there are."""
     head, *rows = text.split("\n\n")[0].splitlines()
     assert head.split() == ["NODE", "STATE", "LATENCY", "VERSION", "UPTIME", "QUARANTINE"]
     assert rows
@@ -157,7 +156,6 @@ def is_table_of_status(text):
 
 
 def is_list_of_waiters(text):
-    """What `redlock why` says of two that wait so long."""
     waiters = [
         Waiter("shop.move_stock", task_id, "web-3", 4711, time.time() - ago)
         for task_id, ago in (("9f2c", 42), ("41d0", 4))
@@ -168,7 +166,6 @@ def is_list_of_waiters(text):
 
 
 def is_line_of_a_skip(text):
-    """What the logger says of a skipped task, but for the time since when."""
     holder = {"task_id": "41d0", "pid": 17, "host": "worker-1", "since": 1.0}
     holder["task"] = "shop.bill"
     event = events.TaskSkipped("invoice:7", "shop.bill", "9f2c", "conflict", holder)
@@ -176,7 +173,6 @@ def is_line_of_a_skip(text):
 
 
 def is_summary_of_new_nodes(text):
-    """What a worker of the app ``shop`` says of three such nodes."""
     nodes = [NodeStatus(label, "quarantined", quarantine=61.0) for label in "abc"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["celery", "-A", "shop", "worker"])
@@ -184,7 +180,6 @@ def is_summary_of_new_nodes(text):
 
 
 def refuses_stale_writers(text):
-    """The statement, on a table of that name: a smaller fence changes nothing."""
     db = sqlite3.connect(":memory:")
     try:
         db.execute("CREATE TABLE counter (name TEXT, value INTEGER, fence INTEGER)")
@@ -199,18 +194,15 @@ def refuses_stale_writers(text):
 
 
 def names_files_that_exist(text):
-    """A drawing whose files are those of the package."""
     for name in re.findall(r"\b(?:lock|task|beat)/\w+\.py", text):
         assert (ROOT / "celery_redlock" / name).exists(), name
 
 
 def is_a_drawing(text):
-    """A drawing of an argument: nothing in it can be run or looked up."""
     assert "--" in text or "[" in text
 
 
 def is_warning_of_the_watchdog(text):
-    """What it writes of three such leases."""
     told = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(watchdog.logger, "warning", lambda words, *more: told.append(words % more))
@@ -219,12 +211,10 @@ def is_warning_of_the_watchdog(text):
 
 
 def is_message_of_an_error(text):
-    """What the errors say that are raised like that."""
     assert text.strip() in {"\n".join(map(str, raised)) for raised in SHOWN.values()}
 
 
 def is_report(text):
-    """What `redlock report` prints of such a day."""
     assert text.strip() == report_page.shown().strip()
 
 
@@ -271,7 +261,6 @@ def said_of(block):
 
 
 def holder_of(block):
-    """Return the function that holds *block*; a KeyError if there is none."""
     held = HELD.get(named(block.page), {})
     for begin, holds in held.items():
         if block.text.startswith(begin):
@@ -283,7 +272,6 @@ def holder_of(block):
 
 
 def take(run, block):
-    """Do what the page says of *block*, or else what this file says."""
     if outcome_of(block) is None:
         holder_of(block)(block.text)
     elif not any(said_of(block)):
@@ -294,7 +282,6 @@ def take(run, block):
 
 
 def take_command(run, command, said):
-    """Do with one command what was *said* of it."""
     if isinstance(said, Until):
         run.console.background(command, said.ready)
     elif isinstance(said, Ends) and len(said.codes) > 1:
@@ -307,7 +294,6 @@ def take_command(run, command, said):
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_every_block_of_a_page_does_what_it_says(page, tmp_path):
-    """In order, in an empty folder; what is said to be written is there, what is shown is seen."""
     if named(page) == "docs/how-to/sentinel-tls-acl.md":
         tls_binary()  # skips at home where there is none
     text = page.read_text()
@@ -344,7 +330,6 @@ def test_every_block_has_an_outcome():
 
 
 def test_what_is_not_run_is_known():
-    """A page has no other block that is not run than those named here."""
     found = {}
     for page in PAGES:
         reasons = [b.notes["not run"] for b in blocks_of(page) if "not run" in b.notes]
@@ -354,7 +339,6 @@ def test_what_is_not_run_is_known():
 
 
 def test_nothing_is_said_of_what_is_not_there():
-    """Each command and each held block that this file names is on its page."""
     for page, said in COMMANDS.items():
         blocks = [b for b in blocks_of(ROOT / page) if b.language == "console"]
         there = {command_of(c.text) for block in blocks for c in commands_of(block)}
@@ -370,8 +354,6 @@ def test_nothing_is_said_of_what_is_not_there():
 
 @pytest.fixture
 def run(tmp_path):
-    """Run a page that is written here, with no servers."""
-
     def run_text(text):
         page = tmp_path / "page.md"
         page.write_text(text)
@@ -384,12 +366,10 @@ def run(tmp_path):
 
 
 def console(*lines, note=""):
-    """Return a console block with *lines*."""
     return "\n".join([*([f"<!-- {note} -->"] if note else []), "```console", *lines, "```", ""])
 
 
 def test_what_a_page_writes_can_be_imported_and_run(run):
-    """By its Python, and by its commands; names stay from block to block."""
     page = """
 <!-- file: shop/prices.py -->
 ```python
@@ -419,7 +399,6 @@ assert twice == 6
 
 
 def test_a_wrong_output_fails(run):
-    """Also one line too few or too many; blanks do not count."""
     run(console("$ printf 'a   b\\n\\nc\\n'", "a b", "c"))
     run(console("$ seq 1 9", "1", "...", "8", "9"))
     run(console("$ echo took 3.2 s", "took ... s"))
@@ -429,7 +408,6 @@ def test_a_wrong_output_fails(run):
 
 
 def test_a_failing_command_fails(run):
-    """Unless the page expects it; then success fails."""
     with pytest.raises(AssertionError, match=r"ended with 3, not 0:\nbye"):
         run(console("$ echo bye; exit 3"))
     run(console("$ exit 3", note="expect: 3"))
@@ -438,31 +416,19 @@ def test_a_failing_command_fails(run):
 
 
 def test_a_failing_python_block_fails(run):
-    """On the line of the page."""
     with pytest.raises(AssertionError) as failure:
         run("text\n\n```python\n\nassert 1 == 2\n```\n")
     assert failure.traceback[-1].lineno + 1 == 5
 
 
 def test_a_command_in_the_background_is_waited_for_and_ended(run, tmp_path):
-    """With its children, at the end of the page."""
     wait = "$ (sleep 600 & echo $! > child; echo ready; wait) & wait"
     it = run(console(wait, "ready", note="background: ^ready$"))
     child = int((it.folder / "child").read_text())
-    eventually(lambda: has_ended(child), "end of the child")  # killed is not yet gone
-
-
-def has_ended(pid):
-    """Return whether a process is gone, or is only yet to be waited for."""
-    stat = Path(f"/proc/{pid}/stat")
-    try:
-        return stat.read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+    eventually(lambda: is_gone(child), "end of the child")  # killed is not yet gone
 
 
 def test_a_command_in_the_background_that_never_gets_ready_fails(run, monkeypatch):
-    """With what it wrote: ended, or not in time."""
     with pytest.raises(AssertionError, match="it has ended:\ncannot"):
         run(console("$ echo cannot", note="background: ready"))
     monkeypatch.setattr("support.console.PATIENCE", 5.0)  # in which bash starts
@@ -473,7 +439,6 @@ def test_a_command_in_the_background_that_never_gets_ready_fails(run, monkeypatc
 
 
 def test_what_is_not_run_is_left_alone(run):
-    """And a comment is about the very next block alone."""
     run(console("$ exit 1", note="not run: it would fail") + "\n" + console("$ true"))
     with pytest.raises(AssertionError, match="ended with 1"):
         run(console("$ true", note="not run: no") + "\n" + console("$ exit 1"))
@@ -482,7 +447,6 @@ def test_what_is_not_run_is_left_alone(run):
 
 
 def test_a_block_that_nobody_understands_fails(run):
-    """An unknown language, none at all, output without a command, two commands in background."""
     assert "cobol" not in LANGUAGES
     for page in ("```cobol\nx\n```\n", "```\nx\n```\n", "    indented code\n"):
         with pytest.raises(ValueError, match="a language that nobody knows"):
@@ -500,7 +464,6 @@ def test_a_name_that_stands_for_no_server_fails(run):
 
 
 def test_names_are_put_back_into_what_is_shown(tmp_path):
-    """Addresses of the test's servers do not reach what is compared with the page."""
     with names_for("redis://lock-1/0 redis://broker/1") as names:
         run = PageRun(tmp_path, names)
         url = names.replaced("redis://lock-1/0")

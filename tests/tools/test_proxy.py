@@ -13,7 +13,6 @@ from support.waiting import eventually
 
 @pytest.fixture
 def link(five_nodes, proxied_nodes):
-    """A proxy before one server."""
     return proxied_nodes(five_nodes[:1])[0]
 
 
@@ -48,7 +47,6 @@ def test_a_round_trip_takes_the_delay_twice(link):
 
 
 def test_delay_does_not_limit_what_is_under_way(link):
-    """Many requests sent at once are answered after one round trip, in their order."""
     link.delay(0.5)
     with _connect(link, timeout=60) as wire:
         start = time.perf_counter()
@@ -62,7 +60,6 @@ def test_delay_does_not_limit_what_is_under_way(link):
 
 
 def test_much_data_arrives_whole(link):
-    """A receiver that is slower than the sender loses nothing."""
     value = bytes(range(256)) * 40_000
     link.delay(0.001)
     with _connect(link, timeout=60) as wire:
@@ -78,7 +75,6 @@ def test_much_data_arrives_whole(link):
 
 
 def test_byte_by_byte_splits_every_reply(link):
-    """A reader that is quick enough sees every prefix of a reply."""
     with _connect(link) as wire:
         link.byte_by_byte(gap=0.005)
         wire.sendall(b"PING\r\n")
@@ -100,7 +96,6 @@ def test_a_blackhole_delivers_late_when_it_heals(link):
 
 
 def test_lost_replies_do_not_undo_what_was_asked(link, five_nodes):
-    """The server hears and acts, only nobody hears of it."""
     with _connect(link, timeout=0.5) as wire:
         link.lose_replies()
         with pytest.raises(TimeoutError):
@@ -110,7 +105,6 @@ def test_lost_replies_do_not_undo_what_was_asked(link, five_nodes):
 
 
 def test_refuse_is_as_if_no_server_listened(link):
-    """Connections end, new ones are refused, and the port comes back with a better mode."""
     with _connect(link) as wire:
         assert _ask(wire) == b"+PONG\r\n"
         link.refuse()
@@ -134,7 +128,6 @@ def test_reset_breaks_old_and_new_connections(link):
 
 
 def test_a_closed_client_is_closed_at_the_server(link, five_nodes):
-    """An end of file travels like data."""
     with socket.create_connection(("127.0.0.1", five_nodes[0].port)) as direct:
 
         def clients():
@@ -148,7 +141,6 @@ def test_a_closed_client_is_closed_at_the_server(link, five_nodes):
 
 
 def test_a_dead_server_is_a_reset_connection(redis_nodes, proxied_nodes):
-    """A proxy before nothing breaks what comes in, and works again with the server."""
     (node,) = redis_nodes(1)
     (link,) = proxied_nodes([node])
     node.kill()
@@ -160,7 +152,6 @@ def test_a_dead_server_is_a_reset_connection(redis_nodes, proxied_nodes):
 
 
 def test_links_are_bad_one_by_one(five_nodes, proxied_nodes):
-    """A mode is that of one link; the others do not notice."""
     links = proxied_nodes(five_nodes)
     links[0].blackhole()
     for link in links[1:]:
@@ -169,7 +160,6 @@ def test_links_are_bad_one_by_one(five_nodes, proxied_nodes):
 
 
 def test_the_proxy_ends_with_its_block(five_nodes):
-    """No process and no listener is left."""
     with proxied([five_nodes[0].port]) as (link,), _connect(link) as wire:
         assert _ask(wire) == b"+PONG\r\n"
     with pytest.raises(ConnectionRefusedError):

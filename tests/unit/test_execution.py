@@ -20,6 +20,7 @@ from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.waiting.waiting import LEAVE
 from celery_redlock.plugin import plugin_for
+from celery_redlock.task.execution import end as ending
 from celery_redlock.task.execution.begin import PREVIOUS_GRACE
 from celery_redlock.task.execution.execution import latest_execution
 from celery_redlock.task.execution.interrupt import Interrupt
@@ -635,6 +636,23 @@ def test_done_is_said_only_of_what_is_stored(app, monkeypatch, where, error):
     marked = [(m.state, m.ttl) for m in app.locks.marked]
     is_failure_stored = stored == ["FAILURE"] and marked == [("done", 3600.0)]
     assert marked == [("finishing", 0.0)] or is_failure_stored
+
+
+@pytest.mark.parametrize("where", ["give_back", "end_reservation"])
+@pytest.mark.filterwarnings("ignore:Exception raised outside body")
+def test_an_end_that_is_cut_short_is_forgotten(app, monkeypatch, where):
+    """A greenlet may be killed amid its release; its message, delivered again, runs at once."""
+
+    def strike(*_, **__):
+        raise GreenletExit
+
+    class GreenletExit(BaseException):  # as that of greenlets
+        pass
+
+    monkeypatch.setattr(*{"give_back": (app.locks, where)}.get(where, (ending, where)), strike)
+    with pytest.raises(GreenletExit):
+        trace(app, lambda task: 7)
+    assert [(m.state, m.ttl) for m in app.locks.marked] == [("finishing", 0.0)]
 
 
 @pytest.mark.parametrize("how", ["returns", "fails", "retries"])

@@ -404,6 +404,25 @@ def test_a_watch_that_counts_does_not_jam_a_fork(tmp_path):
     assert run(LOOKING, PROMETHEUS_MULTIPROC_DIR=str(tmp_path)) == ["forked"]
 
 
+NOWHERE = """
+    from types import SimpleNamespace
+    from celery_redlock.errors import ConfigurationError
+    from celery_redlock.observers.names import observer_of
+
+    for _ in range(2):
+        try:
+            observer_of("prometheus", SimpleNamespace(has_children=True))
+        except ConfigurationError:
+            print("told")
+"""
+
+
+def test_files_that_cannot_be_written_are_told_of_each_time(tmp_path):
+    """Of an app that is asked again after that, too."""
+    nowhere = str(tmp_path / "nowhere")
+    assert run(NOWHERE, PROMETHEUS_MULTIPROC_DIR=nowhere) == ["told", "told"]
+
+
 FAMILY = """
     import os
     from prometheus_client import CollectorRegistry

@@ -93,6 +93,9 @@ def test_the_linter_fails_on_bad_prose(tmp_path, monkeypatch, capsys):
     found = capsys.readouterr().out
     assert 'page.md:4: "comes again"; the glossary says: be rescheduled' in found
     assert re.search(r"^page\.md:3: weasel_words\.very: ", found, re.MULTILINE)
+    page.write_text("# A page\n\n<<<<<<< HEAD\nThe lock is released.\n")
+    assert prose.main() == 1
+    assert "page.md:3: left by a merge" in capsys.readouterr().out
     lint = (Path(__file__).parents[2] / "Makefile").read_text().partition("\nlint:")[2]
     assert "python -m support.prose" in lint.partition("\n\n")[0]
 

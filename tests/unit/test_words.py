@@ -13,7 +13,7 @@ from celery_redlock.ops.doctor.facts import Facts, NodeFacts
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.quorum import Quorum
 from celery_redlock.settings import Settings
-from celery_redlock.task.execution.skip_line import shorten
+from celery_redlock.task.execution.log_filters import shorten
 from celery_redlock.words import moment, redlock_command, votes_in_words, who
 
 

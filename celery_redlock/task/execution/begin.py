@@ -21,9 +21,9 @@ from celery_redlock.lock.scripts.requests import Marker
 from celery_redlock.plugin import locking
 from celery_redlock.process.log import get_logger
 from celery_redlock.task.execution.claim import Claim
-from celery_redlock.task.execution.line import leave_line
 from celery_redlock.task.execution.outcome import DONE
 from celery_redlock.task.execution.plan import Plan, Situation, plan
+from celery_redlock.task.execution.waiting_line import leave_line
 from celery_redlock.task.policies import RunUnlocked
 
 __all__ = [

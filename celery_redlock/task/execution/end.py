@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock
@@ -10,7 +11,6 @@ from celery_redlock.lock.scripts.requests import Marker
 from celery_redlock.process.deferral import defer_signals
 from celery_redlock.process.log import get_logger
 from celery_redlock.task.execution.claim import Claim, end_reservation
-from celery_redlock.task.execution.line import leave_line
 from celery_redlock.task.execution.outcome import (
     DONE,
     FINISHING,
@@ -19,6 +19,7 @@ from celery_redlock.task.execution.outcome import (
     comes_again,
     records_after,
 )
+from celery_redlock.task.execution.waiting_line import leave_line
 
 __all__ = ["complete", "end", "left_of"]
 
@@ -28,19 +29,31 @@ logger = get_logger(__name__)
 HINT_TAKES = 0.002
 
 
-def end(claim: Claim, held: HeldLock | None, outcome: Outcome, comes_in: float) -> Records:
-    """Release the lock, and store on the nodes what `records_after` says; never fails the task."""
+def end(
+    claim: Claim,
+    held: HeldLock | None,
+    outcome: Outcome,
+    comes_in: float,
+    remember: Callable[[Records], None],
+) -> None:
+    """
+    Release the lock, and store on the nodes what `records_after` says; never fails the task.
+
+    *remember* is told before anything is sent: a greenlet may be killed meanwhile.
+    """
     records, reservation = Records(), claim.reservation
+    remember(records)
     waiting = claim.delivery.envelope.waiting
     if waiting is not None and held is None and not comes_again(outcome, comes_in):
         leave_line(claim, waiting.name)  # with a lock it has left
     is_parents = held is not None and held.lost_reason == "fork"  # who goes on under it
     if is_parents or (held is None and reservation is None):
-        return records
+        return
     try:
         state = FINISHING if claim.task.acks_late else DONE
         marker = None if held is None else state
         records = records_after(outcome, claim.options, reservation, marker, comes_in)
+        remember(records)
         if not records.after_result:
             end_reservation(claim, records)
     except Exception:  # the options are impossible; the task's own outcome stands
@@ -48,7 +61,6 @@ def end(claim: Claim, held: HeldLock | None, outcome: Outcome, comes_in: float) 
     finally:
         if held is not None:
             release(claim, held, records)
-    return records
 
 
 def release(claim: Claim, held: HeldLock, records: Records) -> None:

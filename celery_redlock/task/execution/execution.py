@@ -154,8 +154,10 @@ class Execution:
         if self.records is not None:
             return
         with defer_interrupts():
-            self.records = Records()
-            self.records = end(self.claim, self.own_lock, outcome, comes_in)
+            end(self.claim, self.own_lock, outcome, comes_in, self.remember)
+
+    def remember(self, records: Records) -> None:
+        self.records = records
 
     def completed(self, *, is_stored: bool) -> None:
         """Complete the records now that Celery has finished, having stored the result or not."""

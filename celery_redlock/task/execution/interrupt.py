@@ -9,7 +9,7 @@ How it is raised, and how soon, depends on the pool: `celery_redlock.task.execut
 docs/lost-leases.md for users.
 
 What is raised is a BaseException, so that an ``except Exception`` of the body does not
-swallow it; `celery_redlock.task.execution.execution` turns it into `LockLost`.
+swallow it; `celery_redlock.task.execution.body` turns it into `LockLost`.
 """
 
 from __future__ import annotations

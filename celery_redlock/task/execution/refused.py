@@ -28,10 +28,10 @@ from celery_redlock.process.log import get_logger
 from celery_redlock.task.execution.begin import Finished, Refused, holder_in
 from celery_redlock.task.execution.delay import delay
 from celery_redlock.task.execution.followers import fail_followers, stop_chain
-from celery_redlock.task.execution.line import is_full, leave_line_before
 from celery_redlock.task.execution.outcome import DeliveryOver, Outcome
 from celery_redlock.task.execution.plan import PutOff, SetAside
 from celery_redlock.task.execution.requeue import Requeue, requeue, retry
+from celery_redlock.task.execution.waiting_line import is_full, leave_line_before
 from celery_redlock.task.messages.envelope import MOST_RESCHEDULES
 from celery_redlock.task.messages.waiting import Waiting, Wakes
 from celery_redlock.task.policies import (

@@ -37,9 +37,9 @@ from celery_redlock.task.execution.begin import (
 )
 from celery_redlock.task.execution.claim import Claim
 from celery_redlock.task.execution.delay import UNTIL_THAT_ENDS
-from celery_redlock.task.execution.line import leave_line
 from celery_redlock.task.execution.plan import Plan, SetAside, Situation
 from celery_redlock.task.execution.refused import about
+from celery_redlock.task.execution.waiting_line import leave_line
 from celery_redlock.task.messages.waiting import FIRST_BY_ITSELF
 from celery_redlock.task.policies import (
     Fail,

@@ -35,18 +35,21 @@ from celery_redlock.errors import LockLost, LockTaken, QuorumUnavailable, Redloc
 from celery_redlock.lock.algorithm.results import ReleaseOutcome
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.algorithm.request import LockRequest
+from celery_redlock.reading.health import connect, probe
 
 RENEWED = {RENEWED}
 
 def tell(**what):
     os.write(1, json.dumps(what).encode() + b"\\n")
 
-lock = Redlock.from_urls(sys.argv[1:], **SETTINGS)
+def new():
+    return Redlock.from_urls(sys.argv[1:], **SETTINGS)
+
+lock = new()
 """
 
 
 def enrol(nodes: Sequence[Server | Link], **settings: Any) -> list[str]:
-    """Enrol nodes under the rules of the scripts, and return their URLs."""
     urls = [node.url for node in nodes]
     told = bootstrap(urls, Rules(**{**ROOMY, **settings}))
     assert set(told.values()) == {"enrolled"}, told
@@ -60,11 +63,15 @@ class Script:
     Args:
         source: Goes on where the head above ends.
         urls: Of the nodes.
+        before: Comes before the head.
         **settings: Rules that differ from `ROOMY`.
     """
 
-    def __init__(self, source: str, urls: Sequence[str], **settings: Any) -> None:
-        whole = f"SETTINGS = { ({**ROOMY, **settings})!r}\n{HEAD}\n{textwrap.dedent(source)}"
+    def __init__(
+        self, source: str, urls: Sequence[str], *, before: str = "", **settings: Any
+    ) -> None:
+        rules = {**ROOMY, **settings}
+        whole = f"{before}\nSETTINGS = {rules!r}\n{HEAD}\n{textwrap.dedent(source)}"
         path = [str(Path(celery_redlock.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed at the end of the process
         self.process = subprocess.Popen(
@@ -78,20 +85,23 @@ class Script:
         )
 
     def told(self) -> dict[str, Any]:
-        """Return the next thing that it tells."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, f"it ended:\n{self.errors()}"
         return dict(json.loads(line))
 
+    def all_told(self) -> list[dict[str, Any]]:
+        """Return all that it tells until it ends, which it has to do well."""
+        out, _ = self.process.communicate(timeout=200)
+        assert self.process.returncode == 0, self.errors()
+        return [json.loads(line) for line in out.splitlines()]
+
     def press(self) -> None:
-        """Let it go on that waits for a line."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
     def errors(self) -> str:
-        """Return what it wrote to its standard error."""
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace")
 
