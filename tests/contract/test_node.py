@@ -41,6 +41,7 @@ from celery_redlock.lock.waiting.waiting import InLine, leave_request, wait_requ
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.health import check
+from support.eviction import evict, evicting
 from support.fake_server import FakeServer
 from support.fakes import FakeClock
 from support.waiting import eventually
@@ -680,6 +681,17 @@ def test_a_replica_is_unfit(redis_nodes, locks):
     with pytest.raises(QuorumUnavailable, match="must be a master"):
         lock.acquire("n")
     assert "must be a master" in reading.bootstrap([replica.url], RULES)[lock.labels[0]]
+
+
+def test_every_vote_of_a_node_that_may_evict_is_given_with_a_look(redis_nodes, locks):
+    """Also over a connection that was there before it evicted a key."""
+    (server,) = redis_nodes(1)
+    client = evicting(server)
+    lock = locks(server.url)
+    lock.acquire("n")
+    evict(client)
+    with pytest.raises(QuorumUnavailable, match="may evict keys"):
+        lock.acquire("n")
 
 
 def test_a_cluster_node_is_unfit(redis_nodes, locks):

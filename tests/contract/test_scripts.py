@@ -18,6 +18,7 @@ from celery_redlock.lock.scripts.requests import Marker
 from celery_redlock.lock.scripts.scripting import BOOT_RETENTION, NO_VOTE
 from celery_redlock.lock.scripts.scripts import ENROL
 from celery_redlock.lock.scripts.votes import VoteKind
+from support.eviction import evict, evicting
 from support.script_bench import ScriptBench
 from support.waiting import eventually
 
@@ -270,6 +271,28 @@ def test_a_node_of_other_clients_does_not_vote(bench):
         assert (vote.kind, vote.reason) == (VoteKind.UNREACHABLE, NO_VOTE[-6])
     assert bench.get("boot") == bench.boot
     assert bench.acquire().kind is VoteKind.GRANTED
+
+
+def test_evicted_keys_are_a_memory_that_was_lost(redis_nodes, contract_server):
+    """To whoever looks; the marker then has their count, which others do not mind."""
+    (server,) = redis_nodes(1, binary=contract_server.binary)
+    bench, client = Bench(server, RULES), evicting(server)
+    bench.enrol("bootstrap")
+    looking = bench.boot + b"+"
+    assert bench.acquire(A, boot=looking).kind is VoteKind.GRANTED
+    evict(client)
+    assert bench.get("lock") is None
+    assert bench.acquire(B).kind is VoteKind.GRANTED  # who does not look
+    vote = bench.acquire(B, boot=looking)
+    assert vote.kind is VoteKind.QUARANTINED
+    assert bench.near(vote.ttl * 1000, RULES.quarantine)
+    assert bench.get("boot") == bench.boot + b"+%d" % client.info("stats")["evicted_keys"]
+    client.delete(Keys.of(RULES.prefix, "").quarantine)
+    assert bench.renew(B).kind is bench.renew(B, boot=looking).kind is VoteKind.GRANTED
+    foreign = boot_marker(bench.run_id, "e" * 16)
+    for boot in (foreign, foreign + b"+"):
+        assert bench.acquire(B, boot=boot).reason == NO_VOTE[-6]
+        assert bench.enrol("look", foreign)[0] == "foreign"
 
 
 def test_without_the_guard_nothing_is_enrolled(contract_node):
