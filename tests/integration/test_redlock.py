@@ -578,7 +578,7 @@ def test_a_single_server_that_may_have_forgotten_is_not_trusted(aging_servers, l
 
 def test_a_single_server_is_quarantined_from_its_start_on(aging_servers, locks):
     """It has been up for six seconds or more when it is first seen."""
-    lock = locks([next(aging_servers)], bootstrap=False, max_ttl=600.0, ttl=3.0)
+    lock = locks([next(aging_servers)], bootstrap=False, max_ttl=600.0)
     with pytest.raises(QuorumUnavailable) as refusal:
         lock.acquire("report")
     assert 0 < refusal.value.retry_after <= lock.rules.quarantine - 5.0
