@@ -91,8 +91,8 @@ def risks(locks: Redlock, caches: Mapping[str, str]) -> Iterator[str]:
                 f"Lock node {node.label} may evict locks when its memory is full "
                 f"(maxmemory-policy {node.greeting.eviction}). Whenever it has evicted keys, locks "
                 f"that are held are lost, and none is granted for "
-                f"{duration(locks.rules.quarantine)}; set maxmemory-policy noeviction, or name "
-                "another server in redlock_nodes"
+                f"{duration(locks.rules.quarantine)}; set maxmemory-policy noeviction, or keep "
+                "the locks on a server that evicts nothing"
             )
         if node.label in caches:
             yield (

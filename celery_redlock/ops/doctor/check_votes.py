@@ -139,7 +139,7 @@ def node_eviction(facts: Facts, node: NodeFacts) -> Iterator[Finding]:
     )
     if policy == "volatile-ttl":
         what += " This policy evicts what expires soonest first, as locks do."
-    fix += " Or name another server in redlock_nodes."
+    fix += " Or keep the locks on a server that evicts nothing."
     yield Finding(WARNING, "node-eviction", node.node, what, fix)
 
 
