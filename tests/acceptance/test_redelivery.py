@@ -14,6 +14,7 @@ import re
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -83,9 +84,10 @@ def set_aside_for_long():
     requeue.longest_countdown = lambda app: math.inf
     publish = refused.requeue
 
-    def publish_late(claim, envelope, after, **how):
-        is_put_off = how["reason"] == "rescheduled"
-        return publish(claim, envelope, after if is_put_off else int(VISIBILITY) + 2, **how)
+    def publish_late(claim, later):
+        is_put_off = later.reason == "rescheduled"
+        after = later.after if is_put_off else int(VISIBILITY) + 2
+        return publish(claim, replace(later, after=after))
 
     refused.requeue = publish_late
 

@@ -273,7 +273,7 @@ def test_a_server_that_repeats_a_password_is_not_quoted(monkeypatch):
     from celery_redlock.reading import nodes as reading
 
     said = "unknown command 'AUTH', with args beginning with: 'hunter2' "
-    monkeypatch.setattr(reading, "greet", lambda _: (_ for _ in ()).throw(ResponseError(said)))
+    monkeypatch.setattr(reading, "greet", lambda *_: (_ for _ in ()).throw(ResponseError(said)))
     with servers(1) as (node,):
         (status,) = reading.node_statuses([node.url], RULES)
     assert status.problem == "unknown command 'AUTH'"

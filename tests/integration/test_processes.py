@@ -35,7 +35,7 @@ def locks(five_nodes):
 
 #: A server that does not answer a script for a few seconds is slow, not down.
 PATIENT = """
-from celery_redlock.lock.nodes import address, connections
+from celery_redlock.lock.nodes import address, connections, fanout
 
 address.OPTIONS.update(socket_timeout=10.0, socket_connect_timeout=10.0)
 connections.FIRST_CONNECT = 10.0

@@ -8,7 +8,7 @@ from typing import Any
 
 from redis.connection import AbstractConnection
 
-from celery_redlock.lock import locks
+from celery_redlock.lock import locks, redlock
 
 __all__ = ["plant_all"]
 
@@ -44,7 +44,7 @@ def keep_leases() -> None:
         _kept.append(lease)
         return real(lease, *args)
 
-    locks.of_release = of_release
+    locks.of_release = redlock.of_release = of_release
 
 
 def plant_all() -> None:
