@@ -78,7 +78,7 @@ class Run:
         return (self.over or time.monotonic()) - self.started
 
 
-@app.task(base=protected, bind=True, **named)
+@app.task(base=protected, bind=True, shared=False, **named)
 def bill(self: Any, invoice: int, seconds: float) -> str:
     """Bill an invoice, which takes so many *seconds* and must not be done twice at once."""
     lock = current_lock() if with_locks else None
