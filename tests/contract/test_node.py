@@ -770,10 +770,18 @@ def test_a_server_that_evicts_keys_is_unfit(redis_nodes, locks):
 
 
 def test_a_cluster_node_is_unfit(redis_nodes, locks):
-    """A server in cluster mode is refused with what to set."""
+    """A server in cluster mode that is named as one by itself is refused with the URL to write."""
     (server,) = redis_nodes(1, extra_args=("--cluster-enabled", "yes"))
-    with pytest.raises(ConfigurationError, match="cluster-enabled no"):
+    with pytest.raises(ConfigurationError, match=r"redis\+cluster://.*cluster-enabled no"):
         check(locks(server.url, bootstrap=False))
+
+
+def test_a_server_that_is_no_cluster_is_unfit_as_one(redis_nodes, locks):
+    """The reverse: nothing would be won, and no failover be noticed."""
+    (server,) = redis_nodes(1)
+    url = server.url.replace("redis://", "redis+cluster://")
+    with pytest.raises(ConfigurationError, match=r"does not run in cluster mode.* redis://"):
+        check(locks(url, bootstrap=False))
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,7 @@ class _Bounded:
     host: str
     socket_timeout: float | None
     via = ""  # the network address to connect to, of several that its host has
+    in_cluster = False  # whether the node is a cluster, of which this server has our keys
 
     def _connect(self) -> BoundedSocket:
         name, self.host = getattr(self, "host", ""), self.via or getattr(self, "host", "")

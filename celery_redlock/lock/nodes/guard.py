@@ -14,7 +14,8 @@ that is enrolled for another list enrols none.
 One relief: a server that is the only node, and has been up for longer than a quarantine
 without ever being flushed, is trusted at once, so that a first task runs at once on the
 Redis one has. Of several nodes uptime is not believed: it is read off a wall clock, and nodes
-that boot with a late one look old once it is set.
+that boot with a late one look old once it is set. Nor is that of a server that was a replica, or
+is of a cluster: another may have granted the locks until a moment ago.
 """
 
 from __future__ import annotations
@@ -52,6 +53,11 @@ __all__ = [
 Read = TypeVar("Read")
 
 NO_SERVER = "answers, but not as a Redis or Valkey server does (INFO names no role or run_id)"
+OF_CLUSTER = (
+    "runs in cluster mode: write its URL with redis+cluster:// (or rediss+cluster://), which makes "
+    "the cluster one node, or name servers with cluster-enabled no"
+)
+NO_CLUSTER = "does not run in cluster mode: write its URL with redis:// (or rediss://)"
 #: Digits of a number in INFO.
 LONGEST_NUMBER = 15
 
@@ -73,6 +79,8 @@ class Greeting:
     flushed: bool  # whether its data were ever wiped on command since it started
     replicas: int
     version: str
+    #: Whether our keys may have been on another server: it was a replica, or is of a cluster
+    succeeded: bool = False
     quarantine: float = 0.0  # for how long it must not vote
     node_now: float = 0.0  # its wall clock [Unix time]
 
@@ -132,13 +140,15 @@ def greet(connection: AbstractConnection) -> Greeting:
     if not (isinstance(reply, bytes) and isinstance(stats, bytes)):
         raise Unfit(NO_SERVER)
     info = read_info(reply)
-    check_fit(info)
+    in_cluster = getattr(connection, "in_cluster", False)
+    check_fit(info, in_cluster=in_cluster)
     return Greeting(
         run_id=info["run_id"],
         uptime=float(whole_in(info, "uptime_in_seconds")),
         flushed=b"cmdstat_flushall:" in stats or b"cmdstat_flushdb:" in stats,
         replicas=whole_in(info, "connected_slaves"),
         version=info.get("valkey_version") or info.get("redis_version", "?"),
+        succeeded=in_cluster or bool(info.get("master_replid2", "").strip("0")),
     )
 
 
@@ -154,7 +164,7 @@ def read_info(reply: bytes) -> dict[str, str]:
     return {name: value for name, colon, value in lines if colon}
 
 
-def check_fit(info: dict[str, str]) -> None:
+def check_fit(info: dict[str, str], *, in_cluster: bool = False) -> None:
     if "role" not in info or "run_id" not in info:
         raise Unfit(NO_SERVER)
     if info["role"] != "master":
@@ -163,13 +173,16 @@ def check_fit(info: dict[str, str]) -> None:
             "name the master, or a Sentinel service"
         )
         raise Unfit(msg)
-    if info.get("cluster_enabled") == "1" or info.get("redis_mode") == "cluster":
-        msg = "runs in cluster mode; lock nodes are independent servers (cluster-enabled no)"
-        raise Unfit(msg)
+    if is_of_cluster(info) != in_cluster:
+        raise Unfit(NO_CLUSTER if in_cluster else OF_CLUSTER)
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         msg = f"may evict locks (maxmemory-policy {policy}); set maxmemory-policy noeviction"
         raise Unfit(msg)
+
+
+def is_of_cluster(info: Mapping[str, str]) -> bool:
+    return info.get("cluster_enabled") == "1" or info.get("redis_mode") == "cluster"
 
 
 def enrol(
@@ -223,7 +236,8 @@ def check_enrolment(labels: Sequence[str], found: Mapping[int, str]) -> None:
 
 
 def is_trusted_at_once(greeting: Greeting, nodes: int, rules: Rules) -> bool:
-    return nodes == 1 and greeting.uptime > rules.quarantine and not greeting.flushed
+    is_old = greeting.uptime > rules.quarantine
+    return nodes == 1 and is_old and not (greeting.flushed or greeting.succeeded)
 
 
 def check_together(labels: Sequence[str], greetings: Sequence[Greeting | None]) -> None:
