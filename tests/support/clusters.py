@@ -66,8 +66,23 @@ class Cluster:
             return found if found and role(found) == "master" else None
         return None
 
+    def come_home(self) -> None:
+        """Have our slot where there is a replica, which has all that its master has."""
+
+        def followed() -> Server | None:
+            said = ask(self.replica, "ROLE")
+            is_there = said[0] == "slave" and said[3] == "connected"
+            return next((one for one in self.masters if is_there and one.port == said[2]), None)
+
+        master = eventually(followed, "a replica", every=0.05)
+        if self.home() is not master:
+            self.migrate(master)
+        with redis.Redis.from_url(master.url) as client:
+            eventually(lambda: client.wait(1, 100), "a replica that has it all")
+
     def fail_over(self, *, kill: bool = False) -> Server:
         """Have the replica take its master's place, by force or for want of one; return it."""
+        self.come_home()
         before, after = self.home(), self.replica
         if kill:
             before.kill()
@@ -78,14 +93,14 @@ class Cluster:
         self.masters[self.masters.index(before)] = after
         return after
 
-    def migrate(self, *, keys: bool = True) -> Server:
+    def migrate(self, to: Server | None = None, *, keys: bool = True) -> Server:
         """
         Move our slot to another master, as redis-cli does; return that one.
 
         Without *keys* they are left behind, as when a cluster is mended that has lost a master.
         """
         source = self.home()
-        target = next(server for server in self.masters if server is not source)
+        target = to or next(server for server in self.masters if server is not source)
         if keys:
             ask(target, "CLUSTER", "SETSLOT", self.slot, "IMPORTING", node_id(source))
             ask(source, "CLUSTER", "SETSLOT", self.slot, "MIGRATING", node_id(target))
