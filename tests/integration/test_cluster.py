@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -88,6 +89,23 @@ def test_everything_works_on_a_cluster(empty):
     assert [port for port, found in keys.items() if found] == [empty.home().port]
     slots = {ask(empty.home(), "CLUSTER", "KEYSLOT", key) for key in keys[empty.home().port]}
     assert slots == {empty.slot}
+
+
+def test_a_user_of_our_keys_and_without_cluster_commands_may_do_all(empty):
+    """Who asks a server without our keys is sent on by the key's name alone."""
+    rights = ["reset", "on", ">s3cret", "~{redlock}:*", "&{redlock}:*", "+@all", "-cluster"]
+    for server in empty.servers:
+        ask(server, "ACL", "SETUSER", "shop", *rights)
+    try:
+        with redis.Redis.from_url(empty.home().url) as admin:
+            used = Everything(empty.url(login="shop:s3cret@", first=3), admin, Rules(**ROOMY))
+            try:
+                assert used.features((*TASKS, *TOOLS)) == {}
+            finally:
+                used.locks.close()
+    finally:
+        for server in empty.servers:
+            ask(server, "ACL", "DELUSER", "shop")
 
 
 @pytest.mark.parametrize("first", range(4))
@@ -177,7 +195,10 @@ def test_a_slot_that_comes_without_its_keys_is_not_trusted(empty, locks, monkeyp
 
     By itself such a server is trusted at once; if it were here, a second holder got the lock.
     """
-    greet, known = connector.greet, {"flushed": False} | ({"succeeded": False} if is_believed else {})
+    greet, known = (
+        connector.greet,
+        {"flushed": False} | ({"succeeded": False} if is_believed else {}),
+    )
     monkeypatch.setattr(connector, "greet", lambda it: replace(greet(it), **known))
     settings = {"ttl": 2.5, "max_ttl": 2.5}
     mine, theirs = locks(empty, **settings), locks(empty, **settings)
@@ -271,7 +292,7 @@ class Load:
     def overlaps(self):
         """Return the pairs that trusted the lock at the same time."""
         spans = sorted(self.trusted)
-        return [(a, b) for a, b in zip(spans, spans[1:], strict=False) if b[0] < a[1]]
+        return [(a, b) for a, b in itertools.pairwise(spans) if b[0] < a[1]]
 
     def __enter__(self):
         for thread in self.threads:
@@ -301,4 +322,3 @@ def test_under_load_nobody_overlaps_and_all_goes_on(some_binary):
     assert load.overlaps() == []
     fences = [fence for *_, fence in sorted(load.trusted)]
     assert fences == sorted(set(fences))
-

@@ -36,7 +36,7 @@ from support.waiting import eventually
 __all__ = ["HARMLESS", "TASKS", "TOOLS", "Everything"]
 
 #: Rights that are made use of where they are there, and not missed.
-HARMLESS = ("+client|setinfo", "+config|get")
+HARMLESS = ("+client|setname", "+client|setinfo", "+config|get")
 
 
 class Everything:

@@ -76,7 +76,7 @@ class Greeting:
 
     run_id: str  # of the server process; another after every restart
     uptime: float
-    flushed: bool  # whether its data were ever wiped on command since it started
+    flushed: bool  # whether its data were ever wiped on command since it started, for all we know
     replicas: int
     version: str
     #: Whether our keys may have been on another server: it was a replica, or is of a cluster
@@ -85,16 +85,23 @@ class Greeting:
     node_now: float = 0.0  # its wall clock [Unix time]
 
 
-def exchange(connection: AbstractConnection, *commands: Sequence[Any]) -> list[Any]:
-    """Send *commands* in one write and return the replies; raise the first that is an error."""
+def exchange(
+    connection: AbstractConnection, *commands: Sequence[Any], may_fail: int = 0
+) -> list[Any]:
+    """
+    Send *commands* in one write and return the replies; raise the first that is an error.
+
+    The last *may_fail* of them may be errors.
+    """
     found = replies(connection, *commands)
-    error = next((one for one in found if isinstance(one, Exception)), None)
+    musts = found[: len(found) - may_fail]
+    error = next((one for one in musts if isinstance(one, Exception)), None)
     try:
         if error is not None:
             raise error
         return found
     finally:  # or the error and this frame would keep each other, and all that has come
-        del error, found
+        del error, found, musts
 
 
 def replies(connection: AbstractConnection, *commands: Sequence[Any]) -> list[Any]:
@@ -135,9 +142,9 @@ def read_as(what: str, read: Callable[[Any], Read], reply: Any) -> Read:
 def greet(connection: AbstractConnection) -> Greeting:
     """Load the scripts into the node and return its description; `Unfit` if it must not vote."""
     loads = [(b"SCRIPT", b"LOAD", script.source) for script in registered()]
-    asked: list[Sequence[Any]] = [(b"INFO",), (b"INFO", b"commandstats"), *loads]
-    reply, stats, *_ = exchange(connection, *asked)
-    if not (isinstance(reply, bytes) and isinstance(stats, bytes)):
+    asked: list[Sequence[Any]] = [(b"INFO",), *loads, (b"INFO", b"commandstats")]
+    reply, *_, stats = exchange(connection, *asked, may_fail=1)
+    if not isinstance(reply, bytes):
         raise Unfit(NO_SERVER)
     info = read_info(reply)
     in_cluster = getattr(connection, "in_cluster", False)
@@ -145,11 +152,18 @@ def greet(connection: AbstractConnection) -> Greeting:
     return Greeting(
         run_id=info["run_id"],
         uptime=float(whole_in(info, "uptime_in_seconds")),
-        flushed=b"cmdstat_flushall:" in stats or b"cmdstat_flushdb:" in stats,
+        flushed=was_flushed(stats),
         replicas=whole_in(info, "connected_slaves"),
         version=info.get("valkey_version") or info.get("redis_version", "?"),
         succeeded=in_cluster or bool(info.get("master_replid2", "").strip("0")),
     )
+
+
+def was_flushed(stats: Any) -> bool:
+    """Return whether a server was ever flushed, by its INFO commandstats; so if it shows none."""
+    shown = stats if isinstance(stats, bytes) else b""
+    has_stats = b"cmdstat_info:" in shown  # at least the question itself
+    return not has_stats or b"cmdstat_flushall:" in shown or b"cmdstat_flushdb:" in shown
 
 
 def whole_in(info: Mapping[str, str], name: str) -> int:
