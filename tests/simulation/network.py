@@ -258,6 +258,7 @@ class Link:
         run_id = server.run_id.decode()
         server.greet()
         greeting = Greeting(run_id, server.uptime, flushed=False, replicas=0, version="simulated")
+        greeting = replace(greeting, succeeded=server.has_succeeded)
         if self.host.rules.restart_guard:
             left = self._enrol(greeting)
             if left is None:

@@ -17,12 +17,14 @@ class SimulatedNode(NodeModel):
     Attributes:
         frozen_until: When it goes on if it stands still [s, true time].
         uptime: What it says of its process [s]; of several nodes nobody is to believe that.
+        has_succeeded: Whether another server was the node before, as in a cluster it may be.
         lies: What it makes of a reply.
     """
 
     def __init__(self, position: int, wall: Callable[[], float]) -> None:
         super().__init__(position, wall)
         self.frozen_until = self.uptime = 0.0
+        self.has_succeeded = False
         self.lies: Callable[[Any], Any] = lambda reply: reply
 
     def execute(self, command: Sequence[bytes]) -> Any:

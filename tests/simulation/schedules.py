@@ -529,6 +529,23 @@ def late_boot_clock() -> list[str]:
     return broken(world)
 
 
+def empty_heir() -> list[str]:
+    """Let x hold the only node, and another server take its place that is old and knows nothing."""
+    world = Schedule(replace(RULES, ttl=3.0, max_ttl=3.0), size=1)
+    (node,) = world.nodes
+    world.x.run(world.take_and_release(world.x, at=0.0, length=2.0))
+
+    def come_after() -> None:
+        world.crash(node, 0.001)
+        node.uptime, node.has_succeeded = 1e6, True
+
+    world.at(0.05, come_after)
+    world.y.run(world.take_and_release(world.y, at=0.1))  # it connects
+    world.at(1.0, lambda: world.y.run(world.take_and_release(world.y, at=0.0, length=0.1)))
+    world.run(4.0)
+    return broken(world)
+
+
 def minority() -> list[str]:
     """Let x hear of A and B alone, and y of C alone."""
     world = Schedule()
@@ -728,6 +745,7 @@ SCHEDULES: dict[str, Callable[[], list[str]]] = {
         finished_out_of_sight,
         amnesia,
         late_boot_clock,
+        empty_heir,
         minority,
         anybodys_release,
         jumping_clock,
@@ -772,6 +790,7 @@ BREAKS: dict[str, tuple[str, ...]] = {
     "finished_out_of_sight": ("marker-in-doubt",),
     "amnesia": ("restart-guard",),
     "late_boot_clock": ("age-unbelieved",),
+    "empty_heir": ("age-unbelieved",),
     "minority": ("configured-quorum",),
     "anybodys_release": ("owner-release",),
     "jumping_clock": ("clock-jump",),
