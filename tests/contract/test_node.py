@@ -660,6 +660,38 @@ def test_a_loading_node_is_left_and_asked_anew(fake, line, parser):
         wire.drive(asked)
 
 
+@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize(
+    "said",
+    [
+        "MOVED 2639 127.0.0.1:7001",
+        "ASK 2639 127.0.0.1:7001",
+        "TRYAGAIN Multiple keys request during rehashing of slot",
+        "CLUSTERDOWN The cluster is down",
+        "MOVED nowhere",
+    ],
+)
+def test_a_server_that_says_that_another_one_is_the_node_is_left(fake, line, parser, said):
+    """No vote, and the connection is dropped, so that the node is found anew."""
+    wire = line(fake(lambda *_: b"-%b\r\n" % said.encode()).url, parser, greeting=GREETING)
+    asked = acquire()
+    wire.send(asked)
+    with pytest.raises(Gone):
+        wire.drive(asked)
+    wire.node.detach(Gone("moved"))
+    assert asked.ballot[0].kind is VoteKind.UNREACHABLE
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+def test_another_error_is_no_reason_to_leave(fake, line, parser):
+    """The twin: it costs one vote."""
+    wire = line(fake(lambda *_: b"-ERR MOVED or not\r\n").url, parser, greeting=GREETING)
+    asked = acquire()
+    wire.send(asked)
+    wire.drive(asked)
+    assert asked.ballot[0].reason == "MOVED or not"
+
+
 def test_a_master_that_became_a_replica_is_left(redis_nodes, line):
     """READONLY is no vote, and the connection is dropped so that the node is greeted anew."""
     server, other = redis_nodes(2)

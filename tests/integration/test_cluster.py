@@ -21,6 +21,7 @@ from celery_redlock.reading.health import check, probe, replicas
 from celery_redlock.reading.nodes import bootstrap, node_statuses
 from support.clusters import ask, cluster
 from support.everything import TASKS, TOOLS, Everything
+from support.liar import LIES, in_time, lying
 from support.stored import ROOMY
 from support.waiting import eventually
 
@@ -139,6 +140,19 @@ def test_a_login_that_is_refused_names_the_servers(empty, locks, caplog):
     assert status.state == "down"
     assert f"127.0.0.1:{empty.masters[0].port}" in status.problem
     assert "s3cret" not in f"{status} {caplog.text}"
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_server_that_lies_is_passed_over(empty, locks, lie):
+    """Whatever it answers, the next one is asked, and each in bounded time."""
+    mine = locks(empty)
+    hosts = empty.url().partition("//")[2]
+    other = next(server for server in empty.masters if server is not empty.home())
+    with lying(other.port, LIES[lie]) as liar:
+        url = f"redis+cluster://{liar.url.partition('//')[2].partition('/')[0]},{hosts}"
+        (status,) = in_time(lambda: node_statuses([url], mine.rules))
+    assert status.state in ("up", "unfit"), status  # its name differs, so it is foreign
+    assert "enrolled by clients" in status.problem or status.state == "up"
 
 
 # -- another master -----------------------------------------------------------------------

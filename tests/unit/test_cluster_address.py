@@ -175,9 +175,10 @@ def test_who_does_not_know_is_passed_over(servers):
     """Away, without a whole cluster, or naming no server."""
     servers.update({7000: ClusterDownError("Hash slot not served"), 7002: 0})
     assert address().connection().asked() == ("c", 7002)
-    servers[7000] = MovedError("2639 ?:7009")
-    assert address().connection().asked() == ("c", 7002)
-    assert [one.is_open for one in servers.made if one.asked() != ("c", 7002)] == [False] * 4
+    for said in (MovedError("2639 ?:7009"), b"OK", [1], None):
+        servers[7000] = said
+        assert address().connection().asked() == ("c", 7002)
+    assert [one.is_open for one in servers.made if one.asked() != ("c", 7002)] == [False] * 10
 
 
 def test_nobody_is_sent_around_for_ever(servers):

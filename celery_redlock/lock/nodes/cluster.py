@@ -103,7 +103,10 @@ class ClusterAddress:
         """Return where the server that was *asked* sends us; None if it has our keys itself."""
         try:
             connection.send_command("EXISTS", self._key)
-            connection.read_response(disable_decoding=True)
+            answer = connection.read_response(disable_decoding=True)
+            if answer not in (0, 1):
+                msg = "answers, but not as a server of a cluster does"
+                raise redis.ConnectionError(msg)
         except MovedError as error:
             return place_in(str(error), asked)
         except AskError:  # it is about to give them away, key by key, and has them until then
