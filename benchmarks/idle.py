@@ -45,7 +45,7 @@ def idle(locks: Redlock) -> Callable[[object], None]:
     fanout = locks.fanout
 
     def idle(_: object = None) -> None:
-        time.sleep(ANSWERED)
+        time.sleep(ANSWERED)  # an answer that comes later would show the connection as used
         with fanout._mutex:  # noqa: SLF001  as nothing public does
             fanout._look()  # noqa: SLF001
             for node in fanout.nodes:
@@ -82,7 +82,7 @@ def replacing(locks: Redlock) -> Callable[[], object]:
 
 def paused(_: object = None) -> None:
     """Let the answers to a release come."""
-    time.sleep(ANSWERED)
+    time.sleep(ANSWERED)  # as the idle ones have, so that the same is measured
 
 
 def candidates(stack: ExitStack, ports: Sequence[int], round_trip: float) -> list[Candidate]:
