@@ -3,7 +3,9 @@ Hints on real nodes: who waits with them has a lock as often as without, whateve
 
 Each crowd contends with hints and without, in turns and in the same run: only the ratio counts.
 Whoever waits comes by itself after a second, so a lock that is free for longer than `IDLE` was
-free for somebody who did not come.
+free for somebody who did not come. A hint that goes astray costs a second, in which a crowd has
+some forty grants: `FEWER` tells that from a machine that is busy. `benchmarks/queue.py` measures
+the ratio itself.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from support.waiting import eventually
 
 #: Longest that a lock may be free while somebody waits for it [s].
 IDLE = 0.9
+#: Grants with hints, at least, of as many without.
+FEWER = 0.6
 #: For how long a crowd contends at a time [s], and how often: with hints, and without.
 LENGTH, TURNS, TURNS_WITHOUT = 1.2, 4, 2
 #: Until all wait for a lock that is held [s].
@@ -102,7 +106,7 @@ def test_a_node_that_is_away_costs_no_grants(stack, away):
         return grants_of(crew, ends)
 
     with_hints, without, idle = with_and_without(contend)
-    assert with_hints >= 0.85 * without
+    assert with_hints >= FEWER * without
     assert idle < IDLE
 
 
@@ -127,7 +131,7 @@ def test_a_process_that_stands_still_holds_nobody_up(stack):
         return found
 
     with_hints, without, idle = with_and_without(contend)
-    assert with_hints >= 0.8 * without
+    assert with_hints >= FEWER * without
     assert idle < IDLE
 
 
@@ -163,7 +167,7 @@ def test_one_who_has_fewer_places_costs_the_others_none(stack):
         if with_few:
             idle = max(idle, longest_free(grants))
         counts[with_few] += len(grants)
-    assert counts[True] >= 0.85 * counts[False]
+    assert counts[True] >= FEWER * counts[False]
     assert idle < IDLE
 
 
