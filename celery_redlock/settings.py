@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock.nodes.cluster import with_hash_tag
 from celery_redlock.lock.nodes.credentials import with_credentials
 from celery_redlock.lock.rules import LONGEST_PREFIX, Rules, in_seconds, positive
 
@@ -106,6 +107,7 @@ class Settings:
     def __post_init__(self) -> None:
         nodes = with_credentials(self.nodes, self.username, self.password)
         object.__setattr__(self, "nodes", nodes)  # as frozen dataclasses set their fields
+        object.__setattr__(self, "rules", with_hash_tag(self.rules, nodes))
         dedup_ttl = in_seconds("redlock_dedup_ttl", self.dedup_ttl)
         object.__setattr__(self, "dedup_ttl", dedup_ttl)
         one_of("redlock_mode", self.mode, MODES)

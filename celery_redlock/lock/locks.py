@@ -30,6 +30,7 @@ from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease, quorum
 from celery_redlock.lock.lock_events import of_grant, of_refusal, of_release, of_renewal, who
 from celery_redlock.lock.nodes.address import Address, addresses_of
+from celery_redlock.lock.nodes.cluster import with_hash_tag
 from celery_redlock.lock.nodes.fanout import Fanout
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import requests
@@ -59,12 +60,12 @@ class Locks:
         observers: Iterable[Observer] = (),
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.rules = rules or Rules()
+        self.rules = with_hash_tag(rules or Rules(), nodes)
         self.nodes = tuple(nodes)
         self.notify = broadcast(observers)
         #: The connections of this process, what this client knows, and what does its I/O: for
         #: those who keep other records on the nodes, or ask how these are.
-        addresses = addresses_of(nodes)
+        addresses = addresses_of(nodes, self.rules.prefix)
         self.fanout = self._new_fanout(addresses)
         self.participant = Participant(self.rules, self.fanout.labels)
         #: Hears which of the locks may be free that somebody waits for in this process.

@@ -81,7 +81,7 @@ class Everywhere(Generic[View]):
         pattern: bytes = b"*",
         longest: float = math.inf,
     ) -> None:
-        self._addresses = addresses_of(nodes)
+        self._addresses = addresses_of(nodes, rules.prefix)
         self._rules = rules
         self._prefix = rules.prefix
         self._pattern = pattern

@@ -83,7 +83,7 @@ class JournalReader:
 
     def __init__(self, nodes: Sequence[Any], rules: Rules) -> None:
         self._prefix = rules.prefix
-        self._addresses = addresses_of(nodes)
+        self._addresses = addresses_of(nodes, rules.prefix)
         self._connections: dict[str, AbstractConnection] = {}
         self._after: dict[str, bytes] = {}
         self._seen: dict[str, None] = {}

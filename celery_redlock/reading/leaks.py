@@ -49,7 +49,7 @@ class Leaks:
     """
 
     def __init__(self, nodes: Sequence[Any], rules: Rules) -> None:
-        self._addresses = addresses_of(nodes)
+        self._addresses = addresses_of(nodes, rules.prefix)
         self._prefix = rules.prefix
         self._under_way: dict[str, tuple[bytes, int]] = {}
 

@@ -76,7 +76,7 @@ def visit_all(nodes: Sequence[Any], rules: Rules, *commands: Command) -> list[Vi
     Of those that are one server, only the first is fit. A node that must not vote is asked
     the *commands* all the same.
     """
-    addresses, seen = addresses_of(nodes), set[str]()
+    addresses, seen = addresses_of(nodes, rules.prefix), set[str]()
     labels = [address.label for address in addresses]
 
     def visit(address: Address) -> tuple[str, Visit]:
@@ -174,7 +174,7 @@ def bootstrap(nodes: Sequence[Any], rules: Rules) -> dict[str, str]:
     Returns:
         Node label -> ``"enrolled"``, or why it could not be.
     """
-    addresses, seen = addresses_of(nodes), set[str]()
+    addresses, seen = addresses_of(nodes, rules.prefix), set[str]()
     fingerprint = rules.fingerprint(address.label for address in addresses)
 
     def ask(connection: AbstractConnection, greeting: Greeting) -> str:

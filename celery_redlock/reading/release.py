@@ -67,6 +67,6 @@ def release_seen(
         released = read_as("a release", lambda it: int(it[0]), reply)
         return "released" if released else "held by another"
 
-    addresses = addresses_of(nodes)
+    addresses = addresses_of(nodes, rules.prefix)
     answers = ask_all(addresses, lambda address: ask_fit(address, len(addresses), ask))
     return {address.label: answer for address, answer in zip(addresses, answers, strict=True)}

@@ -63,7 +63,7 @@ class TallyReader:
     """Reads the tallies of all nodes as one, on connections of its own."""
 
     def __init__(self, nodes: Sequence[Any], rules: Rules) -> None:
-        self._addresses = addresses_of(nodes)
+        self._addresses = addresses_of(nodes, rules.prefix)
         self._prefix = rules.prefix
         self._over: dict[int, Mapping[str, Counts]] = {}
         self._over_since = float("-inf")

@@ -122,7 +122,7 @@ def test_workers_need_no_more_than_the_page_says(guarded):
     assert long.get(timeout=60) >= 1
     assert overlaps(read(it.events)) == []
     assert len(it.bodies("n")) == 5
-    assert guarded.refused() <= {"client|setinfo"}
+    assert guarded.refused() <= {"client|setname", "client|setinfo"}
     for password in PASSWORDS.values():
         assert password not in it.log()
 
@@ -177,4 +177,4 @@ def test_tools_need_no_more_than_the_page_says(guarded, tmp_path):
         assert "no-permission" not in said
     for password in PASSWORDS.values():
         assert password not in said
-    assert guarded.refused() <= {"client|setinfo", "config|get"}
+    assert guarded.refused() <= {"client|setname", "client|setinfo", "config|get"}

@@ -588,6 +588,38 @@ def test_a_loading_node_is_left_and_asked_anew(fake, line, parser):
         wire.drive(asked)
 
 
+@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize(
+    "said",
+    [
+        "MOVED 2639 127.0.0.1:7001",
+        "ASK 2639 127.0.0.1:7001",
+        "TRYAGAIN Multiple keys request during rehashing of slot",
+        "CLUSTERDOWN The cluster is down",
+        "MOVED nowhere",
+    ],
+)
+def test_a_server_that_says_that_another_one_is_the_node_is_left(fake, line, parser, said):
+    """No vote, and the connection is dropped, so that the node is found anew."""
+    wire = line(fake(lambda *_: b"-%b\r\n" % said.encode()).url, parser, greeting=GREETING)
+    asked = acquire()
+    wire.send(asked)
+    with pytest.raises(Gone):
+        wire.drive(asked)
+    wire.node.detach(Gone("moved"))
+    assert asked.ballot[0].kind is VoteKind.UNREACHABLE
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+def test_another_error_is_no_reason_to_leave(fake, line, parser):
+    """The twin: it costs one vote."""
+    wire = line(fake(lambda *_: b"-ERR MOVED or not\r\n").url, parser, greeting=GREETING)
+    asked = acquire()
+    wire.send(asked)
+    wire.drive(asked)
+    assert asked.ballot[0].reason == "MOVED or not"
+
+
 def test_a_master_that_became_a_replica_is_left(redis_nodes, line):
     """READONLY is no vote, and the connection is dropped so that the node is greeted anew."""
     server, other = redis_nodes(2)
@@ -696,8 +728,16 @@ def test_every_vote_of_a_node_that_may_evict_is_given_with_a_look(redis_nodes, l
 
 def test_a_cluster_node_is_unfit(redis_nodes, locks):
     (server,) = redis_nodes(1, extra_args=("--cluster-enabled", "yes"))
-    with pytest.raises(ConfigurationError, match="cluster-enabled no"):
+    with pytest.raises(ConfigurationError, match=r"redis\+cluster://.*cluster-enabled no"):
         check(locks(server.url, bootstrap=False))
+
+
+def test_a_server_that_is_no_cluster_is_unfit_as_one(redis_nodes, locks):
+    """The reverse: nothing would be won, and no failover be noticed."""
+    (server,) = redis_nodes(1)
+    url = server.url.replace("redis://", "redis+cluster://")
+    with pytest.raises(ConfigurationError, match=r"does not run in cluster mode.* redis://"):
+        check(locks(url, bootstrap=False))
 
 
 @pytest.mark.parametrize(

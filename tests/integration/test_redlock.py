@@ -545,7 +545,7 @@ def test_a_node_that_nobody_vouches_for_is_quarantined(five_nodes, locks):
 @pytest.fixture(scope="module")
 def aging_servers(some_binary):
     """Servers that nobody touches until they look too old to have forgotten a lease."""
-    with start_servers(8, binary=some_binary) as farm:
+    with start_servers(10, binary=some_binary) as farm:
         for server in farm:
             with redis.Redis.from_url(server.url) as client:
                 eventually(
@@ -562,15 +562,21 @@ def test_a_single_server_is_trusted_at_once(aging_servers, locks):
     assert not [event for event in told if isinstance(event, NodeQuarantined)]
 
 
-@pytest.mark.parametrize("flaw", ["young", "flushed"])
+@pytest.mark.parametrize("flaw", ["young", "flushed", "promoted"])
 def test_a_single_server_that_may_have_forgotten_is_not_trusted(aging_servers, locks, flaw):
     server, told = next(aging_servers), []
     if flaw == "young":
         server.restart()
+    elif flaw == "promoted":
+        with redis.Redis.from_url(server.url) as client:
+            client.replicaof("127.0.0.1", next(aging_servers).port)
+            link = lambda: client.info("replication")["master_link_status"] == "up"  # noqa: E731
+            eventually(link, "a replica that has it all")
+            client.replicaof("no", "one")
     else:
         with redis.Redis.from_url(server.url) as client:
             client.flushall()
-    lock = locks([server], bootstrap=False, observers=[told.append])
+    lock = locks([server], bootstrap=False, observers=[told.append], **BRIEF)
     with pytest.raises(QuorumUnavailable):
         lock.acquire("report")
     assert [event.node for event in told if isinstance(event, NodeQuarantined)] == [lock.labels[0]]

@@ -222,6 +222,11 @@ def flushed_or_not(greeting: Greeting, nodes: int, rules: Any) -> float:
     return quarantine_of_new(replace(greeting, flushed=False), nodes, rules)
 
 
+def first_or_not(greeting: Greeting, nodes: int, rules: Any) -> float:
+    """Return what is left of a quarantine since its start, whichever server was the node before."""
+    return quarantine_of_new(replace(greeting, succeeded=False), nodes, rules)
+
+
 def until_looked_at(greeting: Greeting, _nodes: int, rules: Any) -> float:
     """Return no quarantine for a node that says that it is up for a while."""
     return 0.0 if greeting.uptime > 1.0 else float(rules.quarantine)
@@ -372,6 +377,11 @@ GUARDS = {
             "flush-seen",
             "the only node has the whole of a quarantine before it if it was ever flushed",
             tuple((room, "quarantine_of_new", flushed_or_not) for room in (connector, network)),
+        ),
+        Guard(
+            "heir-seen",
+            "the only node has the whole of a quarantine before it if another may have been it",
+            tuple((room, "quarantine_of_new", first_or_not) for room in (connector, network)),
         ),
         Guard(
             "drift",

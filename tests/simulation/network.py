@@ -258,6 +258,7 @@ class Link:
         server.greet()
         flushed, policy = server.is_flushed, server.policy
         greeting = Greeting(run_id, server.uptime, flushed, 0, "simulated", eviction=policy)
+        greeting = replace(greeting, succeeded=server.has_succeeded)
         if self.host.rules.restart_guard:
             left = self._enrol(greeting)
             if left is None:

@@ -20,6 +20,7 @@ class SimulatedNode(NodeModel):
         is_flushed: Whether its data were wiped since it was started.
         aged: By how much its process looks older than it is, as its clock was set [s].
         policy: Its maxmemory-policy if that evicts; "" if not.
+        has_succeeded: Whether another server was the node before, as in a cluster it may be.
         lies: What it makes of a reply.
     """
 
@@ -28,6 +29,7 @@ class SimulatedNode(NodeModel):
         self.frozen_until = self.aged = 0.0
         self.started, self.is_flushed = wall(), False
         self.policy = ""
+        self.has_succeeded = False
         self.lies: Callable[[Any], Any] = lambda reply: reply
 
     @property

@@ -554,6 +554,23 @@ def flushed_out_of_sight() -> list[str]:
     return broken(world)
 
 
+def empty_heir() -> list[str]:
+    """Let x hold the only node, and another server take its place that is old and knows nothing."""
+    world = Schedule(replace(RULES, ttl=3.0, max_ttl=3.0), size=1)
+    (node,) = world.nodes
+    world.x.run(world.take_and_release(world.x, at=0.0, length=2.0))
+
+    def come_after() -> None:
+        world.crash(node, 0.001)
+        node.aged, node.has_succeeded = 1e6, True
+
+    world.at(0.05, come_after)
+    world.y.run(world.take_and_release(world.y, at=0.1))  # it connects
+    world.at(1.0, lambda: world.y.run(world.take_and_release(world.y, at=0.0, length=0.1)))
+    world.run(4.0)
+    return broken(world)
+
+
 def minority() -> list[str]:
     """Let x hear of A and B alone, and y of C alone."""
     world = Schedule()
@@ -803,6 +820,7 @@ SCHEDULES: dict[str, Callable[[], list[str]]] = {
         late_boot_clock,
         looked_at_late,
         flushed_out_of_sight,
+        empty_heir,
         minority,
         anybodys_release,
         jumping_clock,
@@ -852,6 +870,7 @@ BREAKS: dict[str, tuple[str, ...]] = {
     "late_boot_clock": ("age-unbelieved",),
     "looked_at_late": ("whole-quarantine",),
     "flushed_out_of_sight": ("flush-seen",),
+    "empty_heir": ("heir-seen",),
     "minority": ("configured-quorum",),
     "anybodys_release": ("owner-release",),
     "jumping_clock": ("clock-jump",),

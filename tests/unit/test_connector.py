@@ -6,9 +6,10 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from redis.exceptions import ResponseError
 
 from celery_redlock.lock.nodes import connector
-from celery_redlock.lock.nodes.guard import Foreign, Greeting, quarantine_of_new
+from celery_redlock.lock.nodes.guard import Foreign, Greeting, quarantine_of_new, was_flushed
 from celery_redlock.lock.rules import Rules
 from support.waiting import eventually
 
@@ -186,3 +187,19 @@ def test_a_connection_that_was_of_no_use_is_made_ever_less_often():
     assert all(connector.LONGEST_BACKOFF / 2 <= p <= connector.LONGEST_BACKOFF for p in pauses[8:])
     made.forgive(cluster.nodes[0])
     assert made._pause(cluster.nodes[0]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("stats", "expected"),
+    [
+        (b"# Commandstats\r\ncmdstat_info:calls=1,usec=9", False),
+        (b"cmdstat_info:calls=1\r\ncmdstat_flushall:calls=1", True),
+        (b"cmdstat_info:calls=1\r\ncmdstat_flushdb:calls=1", True),
+        (b"# Commandstats\r\n", True),
+        (b"", True),
+        (ResponseError("unknown section"), True),
+    ],
+)
+def test_a_server_that_does_not_show_its_flushes_may_have_been_flushed(stats, expected):
+    """Managed ones may show none; each that shows any shows the question itself."""
+    assert was_flushed(stats) == expected

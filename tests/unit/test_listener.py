@@ -64,10 +64,14 @@ class ScriptedNode:
         self.label = f"node-{number}"
         self.first = first or (SUBSCRIBED,)
         self.made = []
+        self.has_moved = False
 
     def connection(self):
         self.made.append(ScriptedConnection(*self.first))
         return self.made[-1]
+
+    def is_current(self, connection):
+        return not self.has_moved or connection is not self.made[0]
 
     def say(self, message=LINE):
         eventually(lambda: self.made and self.made[-1].sent, "a subscription")
@@ -134,6 +138,16 @@ def test_what_the_nodes_say_wakes_who_waits(ears, nodes):
     for node in nodes:
         node.say(OTHER)
     assert other.wait(60)
+
+
+def test_who_listens_to_the_server_of_before_listens_to_the_next_one(ears, nodes):
+    """After a failover, say: hints that are sent to it count as unheard. Others are left alone."""
+    wait_for(ears)
+    eventually(lambda: all(node.made and node.made[0].sent for node in nodes), "subscriptions")
+    nodes[0].has_moved = True
+    eventually(lambda: len(nodes[0].made) == 2 and nodes[0].made[1].sent, "another subscription")
+    assert not nodes[0].made[0].is_open
+    assert [len(node.made) for node in nodes[1:]] == [1, 1]
 
 
 def test_one_node_counts_after_its_round_trip(nodes):
@@ -306,9 +320,7 @@ def test_a_child_has_ears_of_its_own_and_closes_its_copies(ears, nodes):
 
 def test_one_node_is_a_majority_of_one():
     node = ScriptedNode(0)
-    ears = Listener(
-        [SimpleNamespace(label=node.label, connection=node.connection)], "redlock", lambda _: 60.0
-    )
+    ears = Listener([node], "redlock", lambda _: 60.0)
     one = wait_for(ears)
     node.say()
     assert one.wait(60)

@@ -1,54 +1,25 @@
-"""Addresses of nodes: URLs and Sentinel services, turned into redis-py connections."""
+"""Addresses of nodes: URLs, Sentinel services and clusters, turned into redis-py connections."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import redis
-from redis.backoff import NoBackoff
-from redis.connection import parse_url
-from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.nodes.bounded import bounded
+from celery_redlock.lock.nodes.cluster import ClusterAddress, is_cluster
+from celery_redlock.lock.nodes.urls import FIXED, OF_TCP, OPTIONS, hide_password, pool_of
 from celery_redlock.lock.records import is_text
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
 
 __all__ = ["Address", "addresses_of", "shown"]
-
-#: Longest wait for each step of connecting to a node, in the background [s].
-CONNECT_TIMEOUT = 1.0
-OPTIONS: dict[str, Any] = {
-    "socket_timeout": CONNECT_TIMEOUT,
-    "socket_connect_timeout": CONNECT_TIMEOUT,
-    "client_name": "celery-redlock",
-    "health_check_interval": 0,
-}
-#: How a connection is kept from being dropped on its way while nobody uses it, and is found to be
-#: dead where nobody uses it [s]; as far as the platform has it.
-KEEPALIVE = {
-    getattr(socket, name): value
-    for name, value in {
-        "TCP_KEEPIDLE": 30,
-        "TCP_KEEPALIVE": 30,  # as macOS calls it
-        "TCP_KEEPINTVL": 10,
-        "TCP_KEEPCNT": 3,
-    }.items()
-    if hasattr(socket, name)
-}
-OF_TCP: dict[str, Any] = {"socket_keepalive": True, "socket_keepalive_options": KEEPALIVE}
-#: What no URL changes, as it says in which form replies come.
-FIXED: dict[str, Any] = {
-    "protocol": 2,  # RESP3 would cost another round trip at connect and bring nothing here
-    "decode_responses": False,
-    "retry": Retry(NoBackoff(), 0),
-}
 
 
 class Address(Protocol):
@@ -57,10 +28,13 @@ class Address(Protocol):
     label: str  # its name in errors and logs: host, port and database, no password
 
     def connection(self) -> AbstractConnection:
-        """Return a connection that is not connected yet, and that never retries by itself."""
+        """Return a connection, perhaps not connected yet, that never retries by itself."""
 
     def places(self) -> list[str]:
         """Return the network addresses of its host, one if it has no name; OSError if unknown."""
+
+    def is_current(self, connection: AbstractConnection) -> bool:
+        """Return whether *connection* is to the server that the node was when last connected."""
 
 
 class UrlAddress:
@@ -68,7 +42,6 @@ class UrlAddress:
 
     def __init__(self, url: str) -> None:
         try:
-            check_database(url)
             self._pool = pool_of(url)
         except (ValueError, TypeError) as error:
             why = "" if "@" in url else f": {error}"  # which may quote a piece of the password
@@ -84,6 +57,9 @@ class UrlAddress:
     def places(self) -> list[str]:
         where = self._pool.connection_kwargs
         return [""] if "path" in where else places_of(where.get("host"), where.get("port"))
+
+    def is_current(self, connection: AbstractConnection) -> bool:  # noqa: ARG002  there is one server
+        return True
 
 
 class SentinelAddress:
@@ -109,6 +85,7 @@ class SentinelAddress:
         self._kind = bounded(redis.SSLConnection if is_tls else redis.Connection)
         self._options = {**OPTIONS, **OF_TCP, **options}
         self._service = service
+        self._master: tuple[str, int] | None = None
         self._sentinels: list[redis.Redis] = [SentinelClient(s) for s in sentinels]
         try:
             self._connection("", 0)
@@ -125,10 +102,15 @@ class SentinelAddress:
             self._sentinels = asked.sentinels
             for sentinel in self._sentinels:
                 sentinel.close()
+        self._master = (host, port)
         return self._connection(host, port)
 
     def places(self) -> list[str]:
         return [""]  # the master is one server, as the Sentinels say
+
+    def is_current(self, connection: AbstractConnection) -> bool:
+        where = cast("Any", connection)
+        return self._master in (None, (where.host, where.port))
 
     def _connection(self, host: str, port: int) -> AbstractConnection:
         where = {"host": host, "port": port}
@@ -182,12 +164,19 @@ def check_master(state: Mapping[str, Any]) -> None:
         raise TypeError
 
 
-def addresses_of(nodes: object) -> tuple[Address, ...]:
+def addresses_of(nodes: object, prefix: str = "") -> tuple[Address, ...]:
+    """Return where *nodes* are; whoever connects to them says what our keys there begin with."""
     if isinstance(nodes, (str, Mapping)) or not isinstance(nodes, Sequence) or not nodes:
         got = "an empty one" if isinstance(nodes, (list, tuple)) else type(nodes).__name__
         msg = f"redlock_nodes must be a list of URLs of Redis servers, got {got}"
         raise ConfigurationError(msg)
-    addresses = tuple(address_of(node) for node in nodes)
+    if len({is_cluster(node) for node in nodes}) > 1:
+        msg = (
+            "redlock_nodes has clusters and other servers: keys on a cluster have names of their "
+            "own, so name one cluster, or servers that are none"
+        )
+        raise ConfigurationError(msg)
+    addresses = tuple(address_of(node, prefix) for node in nodes)
     labels = [address.label for address in addresses]
     for label in labels:
         if not is_text(label):
@@ -209,28 +198,14 @@ def addresses_of(nodes: object) -> tuple[Address, ...]:
     return addresses
 
 
-def pool_of(url: str) -> redis.ConnectionPool:
-    where = parse_url(url)
-    own = OPTIONS if "path" in where else OPTIONS | OF_TCP
-    return redis.ConnectionPool(**{**own, **where, **FIXED})
-
-
 def places_of(host: str | None, port: int | None) -> list[str]:
     found = socket.getaddrinfo(host or "localhost", port or 6379, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(where[0]) for *_, where in found))
 
 
-def check_database(url: str) -> None:
-    """Raise ValueError if *url* names its database by no number, which redis-py takes for 0."""
-    parts = urlsplit(url)
-    name = parts.path.strip("/") if "db" not in parse_qs(parts.query) else ""
-    if parts.scheme in ("redis", "rediss") and name and not (name.isascii() and name.isdigit()):
-        raise ValueError("what follows the host is the number of a database, like /0")
-
-
-def address_of(node: object) -> Address:
+def address_of(node: object, prefix: str = "") -> Address:
     if isinstance(node, str):
-        return UrlAddress(node)
+        return ClusterAddress(node, prefix) if is_cluster(node) else UrlAddress(node)
     if isinstance(node, Mapping):
         return SentinelAddress(node)
     msg = f"redlock_nodes: a node is a URL or a Sentinel service, got {type(node).__name__}"
@@ -267,9 +242,3 @@ def not_a_sentinel(sentinel: object) -> ConfigurationError:
 def shown(node: object) -> str:
     """Return a node of ``redlock_nodes`` as it was written there, without possible secrets."""
     return hide_password(node) if isinstance(node, str) else address_of(node).label
-
-
-def hide_password(url: str) -> str:
-    """Return *url* without its possible secrets: all before the ``@``, and the options."""
-    scheme, slashes, rest = url.partition("://") if "://" in url else ("", "", url)
-    return f"{scheme}{slashes}{rest.rpartition('@')[2].partition('?')[0]}"

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any, cast
 
 from redis.exceptions import ConnectionError as Lost
-from redis.exceptions import InvalidResponse
+from redis.exceptions import InvalidResponse, NoPermissionError
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -104,8 +104,19 @@ class _Bounded:
     """Of a connection of redis-py's: its socket is bounded, from its first greeting on."""
 
     host: str
+    client_name: str | None
     socket_timeout: float | None
     via = ""  # the network address to connect to, of several that its host has
+    in_cluster = False  # whether the node is a cluster, of which this server has our keys
+
+    def connect(self) -> None:
+        try:
+            cast("Any", super()).connect()
+        except NoPermissionError:
+            if self.client_name is None:
+                raise
+            self.client_name = None  # it may be CLIENT that we must not use, which nobody needs
+            cast("Any", super()).connect()
 
     def _connect(self) -> BoundedSocket:
         name, self.host = getattr(self, "host", ""), self.via or getattr(self, "host", "")

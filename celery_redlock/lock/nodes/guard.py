@@ -15,6 +15,8 @@ One relief: for a server that is the only node, and was never flushed, a quarant
 its start, not from when a client first saw it: leases of before the start end within it. So the
 Redis one has is trusted at once if it has been up for longer. Of several nodes uptime is not
 believed: it is read off a wall clock, and nodes that boot with a late one look old once it is set.
+Nor is that of a server that was a replica, or is of a cluster: another may have granted the locks
+until a moment ago.
 """
 
 from __future__ import annotations
@@ -56,6 +58,11 @@ __all__ = [
 Read = TypeVar("Read")
 
 NO_SERVER = "answers, but not as a Redis or Valkey server does (INFO names no role or run_id)"
+OF_CLUSTER = (
+    "runs in cluster mode: write its URL with redis+cluster:// (or rediss+cluster://), which makes "
+    "the cluster one node, or name servers with cluster-enabled no"
+)
+NO_CLUSTER = "does not run in cluster mode: write its URL with redis:// (or rediss://)"
 #: Digits of a number in INFO.
 LONGEST_NUMBER = 15
 #: By how much an uptime may be too large, being the difference of two whole seconds [s].
@@ -76,24 +83,33 @@ class Greeting:
 
     run_id: str  # of the server process; another after every restart
     uptime: float
-    flushed: bool  # whether its data were ever wiped on command since it started
+    flushed: bool  # whether its data were ever wiped on command since it started, for all we know
     replicas: int
     version: str
     eviction: str = ""  # its maxmemory-policy if that may evict keys
+    #: Whether our keys may have been on another server: it was a replica, or is of a cluster.
+    succeeded: bool = False
     quarantine: float = 0.0  # for how long it must not vote
     node_now: float = 0.0  # its wall clock [Unix time]
 
 
-def exchange(connection: AbstractConnection, *commands: Sequence[Any]) -> list[Any]:
-    """Send *commands* in one write and return the replies; raise the first that is an error."""
+def exchange(
+    connection: AbstractConnection, *commands: Sequence[Any], may_fail: int = 0
+) -> list[Any]:
+    """
+    Send *commands* in one write and return the replies; raise the first that is an error.
+
+    The last *may_fail* of them may be errors.
+    """
     found = replies(connection, *commands)
-    error = next((one for one in found if isinstance(one, Exception)), None)
+    musts = found[: len(found) - may_fail]
+    error = next((one for one in musts if isinstance(one, Exception)), None)
     try:
         if error is not None:
             raise error
         return found
     finally:  # or the error and this frame would keep each other, and all that has come
-        del error, found
+        del error, found, musts
 
 
 def replies(connection: AbstractConnection, *commands: Sequence[Any]) -> list[Any]:
@@ -138,12 +154,13 @@ def greet(connection: AbstractConnection, nodes: int = 1) -> Greeting:
     As one of so many *nodes*: the only one may evict keys, as whoever has it has no other.
     """
     loads = [(b"SCRIPT", b"LOAD", script.source) for script in registered()]
-    asked: list[Sequence[Any]] = [(b"INFO",), (b"INFO", b"commandstats"), *loads]
-    reply, stats, *_ = exchange(connection, *asked)
-    if not (isinstance(reply, bytes) and isinstance(stats, bytes)):
+    asked: list[Sequence[Any]] = [(b"INFO",), *loads, (b"INFO", b"commandstats")]
+    reply, *_, stats = exchange(connection, *asked, may_fail=1)
+    if not isinstance(reply, bytes):
         raise Unfit(NO_SERVER)
     info = read_info(reply)
-    check_fit(info)
+    in_cluster = getattr(connection, "in_cluster", False)
+    check_fit(info, in_cluster=in_cluster)
     eviction = policy_that_evicts(info)
     is_counted = "evicted_keys" in info
     if eviction and not (nodes == 1 and is_counted):
@@ -153,10 +170,11 @@ def greet(connection: AbstractConnection, nodes: int = 1) -> Greeting:
     return Greeting(
         run_id=info["run_id"],
         uptime=float(whole_in(info, "uptime_in_seconds")),
-        flushed=b"cmdstat_flushall:" in stats or b"cmdstat_flushdb:" in stats,
+        flushed=was_flushed(stats),
         replicas=whole_in(info, "connected_slaves"),
         version=info.get("valkey_version") or info.get("redis_version", "?"),
         eviction=eviction,
+        succeeded=in_cluster or bool(info.get("master_replid2", "").strip("0")),
     )
 
 
@@ -164,6 +182,13 @@ def policy_that_evicts(info: Mapping[str, str]) -> str:
     """Return the maxmemory-policy in INFO; "" for one that evicts nothing."""
     policy = info.get("maxmemory_policy", "noeviction")
     return "" if policy == "noeviction" else printable(policy)
+
+
+def was_flushed(stats: Any) -> bool:
+    """Return whether a server was ever flushed, by its INFO commandstats; so if it shows none."""
+    shown = stats if isinstance(stats, bytes) else b""
+    has_stats = b"cmdstat_info:" in shown  # at least the question itself
+    return not has_stats or b"cmdstat_flushall:" in shown or b"cmdstat_flushdb:" in shown
 
 
 def whole_in(info: Mapping[str, str], name: str) -> int:
@@ -178,7 +203,7 @@ def read_info(reply: bytes) -> dict[str, str]:
     return {name: value for name, colon, value in lines if colon}
 
 
-def check_fit(info: dict[str, str]) -> None:
+def check_fit(info: dict[str, str], *, in_cluster: bool = False) -> None:
     if "role" not in info or "run_id" not in info:
         raise Unfit(NO_SERVER)
     if info["role"] != "master":
@@ -187,9 +212,12 @@ def check_fit(info: dict[str, str]) -> None:
             "name the master, or a Sentinel service"
         )
         raise Unfit(msg)
-    if info.get("cluster_enabled") == "1" or info.get("redis_mode") == "cluster":
-        msg = "runs in cluster mode; lock nodes are independent servers (cluster-enabled no)"
-        raise Unfit(msg)
+    if is_of_cluster(info) != in_cluster:
+        raise Unfit(NO_CLUSTER if in_cluster else OF_CLUSTER)
+
+
+def is_of_cluster(info: Mapping[str, str]) -> bool:
+    return info.get("cluster_enabled") == "1" or info.get("redis_mode") == "cluster"
 
 
 def enrol(
@@ -256,7 +284,7 @@ def check_enrolment(labels: Sequence[str], found: Mapping[int, str]) -> None:
 
 def quarantine_of_new(greeting: Greeting, nodes: int, rules: Rules) -> float:
     """Return for how long a node that is not enrolled must not vote [s, >= 0]; one of *nodes*."""
-    if nodes > 1 or greeting.flushed:
+    if nodes > 1 or greeting.flushed or greeting.succeeded:
         return rules.quarantine
     return max(0.0, rules.quarantine - max(0.0, greeting.uptime - ROUNDED))
 

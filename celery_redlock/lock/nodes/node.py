@@ -12,8 +12,15 @@ from collections.abc import Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    NoScriptError,
+    ReadOnlyError,
+    RedisError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as Lost
-from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
 
 from celery_redlock.events import Event, NodeClockJump, NodeDown, NodeQuarantined, NodeUp
 from celery_redlock.lock import clock
@@ -38,6 +45,8 @@ __all__ = ["NO_ANSWER", "Node", "without_echo"]
 UNDELIVERED = 512
 #: What stands before the arguments of a command that a server does not know: AUTH's, perhaps.
 ECHO = ", with args beginning with"
+#: What says that another server is, or may be, the node now. AskError is MovedError, too.
+ELSEWHERE = (Lost, ReadOnlyError, AskError, TryAgainError, ClusterDownError)
 NO_ANSWER = Vote(VoteKind.UNREACHABLE, reason="no answer in time")
 
 
@@ -210,7 +219,7 @@ class Node(Link):
 
     def _heed(self, error: Exception, a_round: Round | None) -> None:
         """Send a script that the node forgot; raise Gone if it is to be greeted anew."""
-        if isinstance(error, (Lost, ReadOnlyError)):
+        if isinstance(error, ELSEWHERE):
             raise Gone(str(error))
         if a_round is not None and isinstance(error, NoScriptError):
             self._send_source(a_round, clock.now())

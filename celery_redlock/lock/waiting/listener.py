@@ -157,6 +157,9 @@ class Listener:
         """Hear what the node says, until nobody has waited for a while."""
         heard_at, is_asked = clock.now(), False
         while not closed.is_set():
+            if not self._addresses[position].is_current(connection):
+                msg = "another server is the node now"  # where hints to this one count as unheard
+                raise ConnectionError(msg)
             if connection.can_read(timeout=LOOK_EVERY):
                 begin_exchange(connection)
                 reply = connection.read_response(disable_decoding=True)

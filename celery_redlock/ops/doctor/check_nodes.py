@@ -156,7 +156,17 @@ def replicas(facts: Facts, node: NodeFacts) -> Iterator[Finding]:
         if guarded
         else "Turn redlock_restart_guard on."
     )
+    if node.in_cluster and guarded:
+        what = what.partition(" The restart guard")[0] + failover_of_cluster(facts)
+        fix = "Nothing: a cluster has replicas. Several nodes go on when one of them fails."
     yield Finding(NOTE if guarded else ERROR, "replicas", node.node, what, fix)
+
+
+def failover_of_cluster(facts: Facts) -> str:
+    return (
+        " So after a failover held locks are lost, and none is granted for "
+        f"{facts.settings.rules.quarantine:.0f} s (redlock_max_ttl): nobody runs twice."
+    )
 
 
 def node_slow(facts: Facts, node: NodeFacts) -> Iterator[Finding]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from celery_redlock.lock.nodes.guard import policy_that_evicts, whole_in
+from celery_redlock.lock.nodes.guard import is_of_cluster, policy_that_evicts, whole_in
 from celery_redlock.lock.records import Keys
 from celery_redlock.ops.doctor import ERROR, NOTE, WARNING, Finding
-from celery_redlock.ops.doctor.facts import Facts, NodeFacts
+from celery_redlock.ops.doctor.facts import Facts, NodeFacts, place_of
 from celery_redlock.words import counted, redlock_command
 
 __all__ = [
@@ -114,12 +114,18 @@ def node_replica(node: NodeFacts) -> Iterator[Finding]:
 
 
 def node_cluster(node: NodeFacts) -> Iterator[Finding]:
-    """Yield that a node is part of a Redis Cluster."""
-    if node.info.get("cluster_enabled") == "1" or node.info.get("redis_mode") == "cluster":
-        what = "It runs in cluster mode; lock nodes are independent servers."
-        yield Finding(
-            ERROR, "node-cluster", node.node, what, "Take servers with cluster-enabled no."
-        )
+    """Yield that a node's URL names a cluster where there is none, or the reverse."""
+    if is_of_cluster(node.info) == node.in_cluster:
+        return
+    what = "It runs in cluster mode, and is named as a server by itself; a cluster is one node."
+    fix = (
+        f"Write redis+cluster://{place_of(node.node)}/ in redlock_nodes (rediss+cluster:// with "
+        "TLS), or take servers with cluster-enabled no."
+    )
+    if node.in_cluster:
+        what = "It is named as a cluster, and does not run in cluster mode."
+        fix = "Write its URL with redis:// in redlock_nodes (rediss:// with TLS)."
+    yield Finding(ERROR, "node-cluster", node.node, what, fix)
 
 
 def node_eviction(facts: Facts, node: NodeFacts) -> Iterator[Finding]:

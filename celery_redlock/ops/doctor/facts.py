@@ -20,6 +20,7 @@ class NodeFacts:
     node: str
     problem: str = ""  # why it does not answer; "" if it does
     info: Mapping[str, str] = field(default_factory=dict)  # fields of its INFO
+    in_cluster: bool = False  # whether its URL names a cluster
     #: Of its configuration, what matters here; None if it is not shown
     config: Mapping[str, str] | None = None
     #: "enrolled", "unmarked", "foreign" (enrolled for other settings); "" if it cannot be asked

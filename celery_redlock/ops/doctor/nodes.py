@@ -103,7 +103,7 @@ def gather_nodes(
 
     *tell* is called from time to time with how many keys have been looked at on one of them.
     """
-    addresses = addresses_of(nodes)
+    addresses = addresses_of(nodes, rules.prefix)
     fingerprint = rules.fingerprint(address.label for address in addresses)
 
     def ask(address: Address) -> NodeFacts:
@@ -140,9 +140,10 @@ class Visit:
 
     def facts(self, fingerprint: str) -> dict[str, Any]:
         info = read_info(self.ask(self.denied, "INFO") or b"")
-        found: dict[str, Any] = {"info": info, **self.clock()}
+        in_cluster = getattr(self.connection, "in_cluster", False)
+        found: dict[str, Any] = {"info": info, "in_cluster": in_cluster, **self.clock()}
         with contextlib.suppress(Unfit):
-            check_fit(info)
+            check_fit(info, in_cluster=in_cluster)
             found["config"] = self.config()
             found["refuses_writes"] = self.why_no_writes()
             if self.try_commands():

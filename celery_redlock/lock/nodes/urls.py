@@ -1,0 +1,64 @@
+"""URLs of servers: what of them redis-py is given, and what of them is shown."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.connection import parse_url
+from redis.retry import Retry
+
+__all__ = ["FIXED", "OF_TCP", "OPTIONS", "check_database", "hide_password", "pool_of"]
+
+#: Longest wait for each step of connecting to a node, in the background [s].
+CONNECT_TIMEOUT = 1.0
+OPTIONS: dict[str, Any] = {
+    "socket_timeout": CONNECT_TIMEOUT,
+    "socket_connect_timeout": CONNECT_TIMEOUT,
+    "client_name": "celery-redlock",
+    "health_check_interval": 0,
+}
+#: How a connection is kept from being dropped on its way while nobody uses it, and is found to be
+#: dead where nobody uses it [s]; as far as the platform has it.
+KEEPALIVE = {
+    getattr(socket, name): value
+    for name, value in {
+        "TCP_KEEPIDLE": 30,
+        "TCP_KEEPALIVE": 30,  # as macOS calls it
+        "TCP_KEEPINTVL": 10,
+        "TCP_KEEPCNT": 3,
+    }.items()
+    if hasattr(socket, name)
+}
+OF_TCP: dict[str, Any] = {"socket_keepalive": True, "socket_keepalive_options": KEEPALIVE}
+#: What no URL changes, as it says in which form replies come.
+FIXED: dict[str, Any] = {
+    "protocol": 2,  # RESP3 would cost another round trip at connect and bring nothing here
+    "decode_responses": False,
+    "retry": Retry(NoBackoff(), 0),
+}
+
+
+def pool_of(url: str) -> redis.ConnectionPool:
+    """Return what makes connections to *url*; ValueError or TypeError if that is impossible."""
+    check_database(url)
+    where = parse_url(url)
+    own = OPTIONS if "path" in where else OPTIONS | OF_TCP
+    return redis.ConnectionPool(**{**own, **where, **FIXED})
+
+
+def check_database(url: str) -> None:
+    """Raise ValueError if *url* names its database by no number, which redis-py takes for 0."""
+    parts = urlsplit(url)
+    name = parts.path.strip("/") if "db" not in parse_qs(parts.query) else ""
+    if parts.scheme in ("redis", "rediss") and name and not (name.isascii() and name.isdigit()):
+        raise ValueError("what follows the host is the number of a database, like /0")
+
+
+def hide_password(url: str) -> str:
+    """Return *url* without its possible secrets: all before the ``@``, and the options."""
+    scheme, slashes, rest = url.partition("://") if "://" in url else ("", "", url)
+    return f"{scheme}{slashes}{rest.rpartition('@')[2].partition('?')[0]}"
