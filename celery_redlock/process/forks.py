@@ -30,7 +30,7 @@ STAGES = (
     "plugin",
     "counting",  # of metrics
     "nodewatch",  # which counts while it holds forks off
-    "nodes in memory",  # of tests
+    "keyspace",  # whose turn it is to run Lua
     "servers",  # likewise
 )
 

@@ -13,10 +13,10 @@ import redis
 from hypothesis import reject
 from redis.exceptions import RedisError
 
+from celery_redlock.keyspace.values import NEVER, SortedSet
 from celery_redlock.lock.nodes.guard import read_info
 from celery_redlock.lock.scripts.scripting import registered
 from celery_redlock.testing.model import NodeModel
-from celery_redlock.testing.values import NEVER, SortedSet
 
 __all__ = ["TINY", "Both"]
 

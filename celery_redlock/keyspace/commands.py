@@ -1,4 +1,4 @@
-"""Redis commands that nodes in memory know: those that the library's scripts use."""
+"""Redis commands that the library's scripts use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from celery_redlock.testing.keyspace import Keyspace
+from celery_redlock.keyspace.keys import Keyspace
 
 __all__ = ["COMMANDS", "Command"]
 
