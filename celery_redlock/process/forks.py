@@ -26,6 +26,7 @@ STAGES = (
     "fanout",  # connections to the nodes
     "watchdog",
     "listener",
+    "database",  # the other ends of connections to one
     "outbox",
     "plugin",
     "counting",  # of metrics

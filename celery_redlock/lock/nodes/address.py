@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import urlsplit
 
@@ -13,13 +14,24 @@ from redis.sentinel import Sentinel
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.nodes.bounded import bounded
 from celery_redlock.lock.nodes.cluster import ClusterAddress, is_cluster
-from celery_redlock.lock.nodes.urls import FIXED, OF_TCP, OPTIONS, hide_password, pool_of
+from celery_redlock.lock.nodes.urls import (
+    FIXED,
+    OF_TCP,
+    OPTIONS,
+    hide_password,
+    is_database,
+    pool_of,
+)
 from celery_redlock.lock.records import is_text
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
 
 __all__ = ["Address", "addresses_of", "shown"]
+
+
+#: Who knows databases: imported where one is named, as its packages are extras.
+DATABASE = "celery_redlock.lock.database.address"
 
 
 class Address(Protocol):
@@ -176,6 +188,12 @@ def addresses_of(nodes: object, prefix: str = "") -> tuple[Address, ...]:
             "own, so name one cluster, or servers that are none"
         )
         raise ConfigurationError(msg)
+    if len(nodes) > 1 and any(map(is_database, nodes)):
+        msg = (
+            "redlock_nodes has a database beside other nodes: its locks outlive a restart and theirs "
+            "do not, and two databases are no majority; name one database, and nothing else"
+        )
+        raise ConfigurationError(msg)
     addresses = tuple(address_of(node, prefix) for node in nodes)
     labels = [address.label for address in addresses]
     for label in labels:
@@ -204,6 +222,9 @@ def places_of(host: str | None, port: int | None) -> list[str]:
 
 
 def address_of(node: object, prefix: str = "") -> Address:
+    if is_database(node):
+        found: Address = import_module(DATABASE).DatabaseAddress(node)
+        return found
     if isinstance(node, str):
         return ClusterAddress(node, prefix) if is_cluster(node) else UrlAddress(node)
     if isinstance(node, Mapping):

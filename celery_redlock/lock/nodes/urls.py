@@ -11,7 +11,15 @@ from redis.backoff import NoBackoff
 from redis.connection import parse_url
 from redis.retry import Retry
 
-__all__ = ["FIXED", "OF_TCP", "OPTIONS", "check_database", "hide_password", "pool_of"]
+__all__ = [
+    "FIXED",
+    "OF_TCP",
+    "OPTIONS",
+    "check_database",
+    "hide_password",
+    "is_database",
+    "pool_of",
+]
 
 #: Longest wait for each step of connecting to a node, in the background [s].
 CONNECT_TIMEOUT = 1.0
@@ -40,6 +48,8 @@ FIXED: dict[str, Any] = {
     "decode_responses": False,
     "retry": Retry(NoBackoff(), 0),
 }
+#: Schemes of databases; ``sqlite:///`` has no host.
+DATABASES = ("postgresql", "postgres", "postgresql+psycopg", "sqlite")
 
 
 def pool_of(url: str) -> redis.ConnectionPool:
@@ -48,6 +58,11 @@ def pool_of(url: str) -> redis.ConnectionPool:
     where = parse_url(url)
     own = OPTIONS if "path" in where else OPTIONS | OF_TCP
     return redis.ConnectionPool(**{**own, **where, **FIXED})
+
+
+def is_database(node: object) -> bool:
+    """Return whether *node* is the URL of a database, and no server of Redis."""
+    return isinstance(node, str) and node.partition("://")[0].lower() in DATABASES
 
 
 def check_database(url: str) -> None:

@@ -1,0 +1,235 @@
+"""
+Commands that wait are done in one transaction.
+
+The keys that scripts name are locked and loaded in one trip; the real Lua runs over them in memory;
+what has changed is written, and committed, in a second one. A key that was touched but not loaded,
+or changed but not locked, is added, and the batch runs again: nothing was written yet. Those who
+only read need one trip and no lock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from celery_redlock.keyspace.commands import COMMANDS
+from celery_redlock.keyspace.engine import Engine
+from celery_redlock.keyspace.keys import Keyspace
+from celery_redlock.lock.database.loaded import EARS, Loaded, NotLoaded
+from celery_redlock.lock.database.patterns import literal_begin, matcher
+from celery_redlock.lock.database.resp import parsed
+from celery_redlock.lock.database.rows import entry_part, id_of_part
+from celery_redlock.lock.database.store import Busy, Snapshot, Store
+from celery_redlock.lock.scripts.scripting import only_reads
+
+__all__ = ["MOST_AT_ONCE", "Batches"]
+
+#: Commands in one transaction, at most.
+MOST_AT_ONCE = 64
+#: How often a batch runs, as each time adds a key at least, or others were in its way.
+MOST_RUNS = 40
+#: What ends the keys that every script looks at and few write: whoever looks lets others look.
+SHARED = (b":boot", b":quarantine", b":boot:history")
+#: After so many transactions that write, so many keys are looked at, and deleted if they have
+#: expired: so a limited part of all rows has.
+SWEEP_EVERY, SWEPT = 32, 256
+#: Keys, or entries of a stream, that are answered at once.
+LONGEST_PAGE = 1000
+#: Before and beyond every entry of a stream.
+FIRST, LAST = b"", b"~"
+LARGEST_COUNT = 9_999_999_999
+
+
+class Batches:
+    """Answers the commands of one connection to a *store*."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._engine = Engine(Keyspace())
+        self._cursors: dict[bytes, bytes] = {}
+        self._since_sweep, self._swept_to, self._now = 0, b"", 0
+        self._outside: dict[bytes, Callable[..., Any]] = {
+            b"PING": lambda *_: b"PONG",
+            b"SCAN": self._scan,
+            b"XRANGE": self._xrange,
+            b"XREVRANGE": self._xrevrange,
+        }
+
+    def answers(self, commands: Iterable[Sequence[bytes]]) -> list[Any]:
+        """Return the replies to *commands*, in their order; errors are replies, too."""
+        found: list[Any] = []
+        together: list[Sequence[bytes]] = []
+        for command in commands:
+            outside = self._outside.get(command[0].upper())
+            if outside is None:
+                together.append(command)
+                continue
+            found += self._done(together)
+            together = []
+            try:
+                found.append(outside(*command[1:]))
+            except (ValueError, LookupError):
+                found.append(ResponseError("syntax error"))
+        return found + self._done(together)
+
+    # -- transactions ------------------------------------------------------------------
+
+    def _done(self, commands: Sequence[Sequence[bytes]]) -> list[Any]:
+        if not commands:
+            return []
+        is_reading = all(map(reads, commands))
+        keys = {key for command in commands for key in keys_of(command)}
+        written = {key for key in keys if not is_shared(key)}
+        for _ in range(MOST_RUNS):
+            try:
+                snapshot = self._snapshot(keys, written, is_reading=is_reading)
+                loaded = self._over(keys, snapshot)
+                try:
+                    replies = [self._engine.execute(command) for command in commands]
+                    missing = loaded.changed if is_reading else loaded.changed - written
+                except NotLoaded as error:
+                    missing = {error.key}
+                else:
+                    if not missing:
+                        if not is_reading:
+                            self._store.commit(loaded.writes())
+                            self._since_sweep += 1
+                        return replies
+                if not is_reading:
+                    self._store.roll_back()
+            except Busy:
+                continue
+            is_reading = is_reading and not loaded.changed
+            keys |= missing
+            written |= {key for key in missing if key in loaded.changed or not is_shared(key)}
+        return [ResponseError("others are in the way in the database")] * len(commands)
+
+    def _snapshot(self, keys: set[bytes], written: set[bytes], *, is_reading: bool) -> Snapshot:
+        if is_reading:
+            return self._store.read(sorted(keys))
+        return self._store.begin(sorted(written), sorted(keys - written))
+
+    def _over(self, keys: Iterable[bytes], snapshot: Snapshot) -> Loaded:
+        self._now = snapshot.micros
+        loaded = Loaded(keys, snapshot.rows, snapshot.micros)
+        loaded.info = self._info
+        self._engine.keyspace = loaded
+        return loaded
+
+    def sweep(self) -> None:
+        """Delete some of what has expired, if it is time for that."""
+        if self._since_sweep < SWEEP_EVERY:
+            return
+        page = self._store.page(self._swept_to, b"", SWEPT)
+        self._swept_to = page[-1][0] if len(page) == SWEPT else b""
+        self._since_sweep = 0
+        over = sorted(key for key, ends in page if ends is not None and ends < self._now)
+        if over:
+            try:
+                snapshot = self._store.begin(over, ())
+                self._store.commit(self._over(over, snapshot).writes(swept=True))
+            except Busy:
+                self._since_sweep = SWEEP_EVERY
+
+    def _info(self, section: bytes) -> bytes:
+        store = self._store
+        lines = {
+            b"server": (
+                f"redis_version:{store.version}",
+                f"run_id:{store.run_id}",
+                f"uptime_in_seconds:{max(0, store.micros_at_start - store.made) // 1_000_000}",
+            ),
+            b"replication": (
+                "role:master",
+                "connected_slaves:0",
+                f"master_replid:{store.run_id}",
+                f"master_replid2:{'0' * 40}",
+            ),
+            b"stats": ("evicted_keys:0",),
+            b"memory": ("maxmemory_policy:noeviction",),
+            b"commandstats": ("cmdstat_info:calls=1",),
+        }
+        asked = [section.lower()] if section else list(lines)
+        found = [line for name in asked for line in lines.get(name, ())]
+        return "".join(f"{line}\r\n" for line in found).encode()
+
+    # -- what is asked outside scripts -------------------------------------------------
+
+    def _scan(self, cursor: bytes, *words: bytes) -> list[Any]:
+        options = dict(zip((word.upper() for word in words[::2]), words[1::2], strict=True))
+        pattern = options.get(b"MATCH", b"*")
+        count = min(int(options.get(b"COUNT", b"10")), LONGEST_PAGE)
+        begin = literal_begin(pattern)
+        after = self._cursors.pop(cursor) if cursor != b"0" else begin[:-1]
+        below = begin[:-1] + bytes([begin[-1] + 1]) if begin and begin[-1] < 0xFF else b""  # noqa: PLR2004
+        page = self._store.page(after, below, count)
+        now = self._store.read(()).micros
+        matches = matcher(pattern)
+        keys = [
+            key
+            for key, ends in page
+            if (ends is None or ends > now) and key[:1] != b"\0" and matches(key)
+        ]
+        if len(page) < count:
+            return [b"0", keys]
+        following = b"%d" % (int(cursor) + 1)
+        self._cursors = {following: page[-1][0]}
+        return [following, keys]
+
+    def _xrange(self, key: bytes, first: bytes, last: bytes, *words: bytes) -> list[Any]:
+        return self._entries(key, first, last, words, is_reversed=False)
+
+    def _xrevrange(self, key: bytes, last: bytes, first: bytes, *words: bytes) -> list[Any]:
+        return self._entries(key, first, last, words, is_reversed=True)
+
+    def _entries(
+        self, key: bytes, first: bytes, last: bytes, words: Sequence[bytes], *, is_reversed: bool
+    ) -> list[Any]:
+        count = LONGEST_PAGE
+        if words:
+            _, number = words
+            count = min(int(number), count)
+        if self._over([key], self._store.read([key])).find(key) is None:
+            return []
+        found = self._store.entries(key, bounds(first, last), count, is_reversed=is_reversed)
+        return [[id_of_part(part), parsed(value)[0][0]] for part, value in found]
+
+
+def reads(command: Sequence[bytes]) -> bool:
+    name = command[0].upper()
+    if name == b"EVALSHA":
+        return only_reads(command[1])
+    if name == b"EVAL":
+        return only_reads(hashlib.sha1(command[1]).hexdigest().encode())  # noqa: S324  as Redis
+    return name not in COMMANDS or not COMMANDS[name].writes
+
+
+def keys_of(command: Sequence[bytes]) -> Sequence[bytes]:
+    """Return the keys that a command names; more of them do no harm."""
+    name, words = command[0].upper(), command[1:]
+    if name in (b"EVAL", b"EVALSHA"):
+        return words[2 : 2 + int(words[1])]
+    if name in (b"DEL", b"EXISTS", b"MGET", b"RENAME"):
+        return words
+    return words[:1] if name in COMMANDS and COMMANDS[name].least else ()
+
+
+def is_shared(key: bytes) -> bool:
+    return key.endswith(SHARED) or key.startswith(EARS)
+
+
+def bounds(first: bytes, last: bytes) -> tuple[bytes, bytes]:
+    """Return beyond which entry, and below which, those from *first* to *last* are."""
+    return (
+        FIRST if first == b"-" else edge(first[1:]) if first[:1] == b"(" else edge(first, less=1),
+        LAST if last == b"+" else edge(last[1:]) if last[:1] == b"(" else edge(last) + b"\0",
+    )
+
+
+def edge(ident: bytes, less: int = 0) -> bytes:
+    time, _, count = ident.partition(b"-")
+    place = int(time), int(count or 0) - less
+    return entry_part(*place) if place[1] >= 0 else entry_part(place[0] - 1, LARGEST_COUNT)

@@ -1,0 +1,351 @@
+"""
+PostgreSQL as a lock node.
+
+Names are locked with advisory locks of the transaction, sorted, so that nobody waits in a circle.
+The clock is read once they are held. Each trip is one query of the simple protocol, without
+parameters: so a pooler in transaction mode needs to know nothing of us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+from psycopg import errors
+from psycopg.conninfo import conninfo_to_dict
+
+from celery_redlock.lock.database.rows import Row
+from celery_redlock.lock.database.store import META, VERSION, Broken, Busy, Snapshot, Store
+from celery_redlock.lock.nodes.guard import Unfit
+from celery_redlock.words import redlock_command
+
+__all__ = ["connected", "make_tables", "name_of", "tables"]
+
+#: Longest wait to be connected [s].
+CONNECT_TIMEOUT = 3
+#: Longest statement, wait for a lock, and pause of a client amid a transaction [ms].
+LONGEST = {
+    "statement_timeout": 2000,
+    "lock_timeout": 1000,
+    "idle_in_transaction_session_timeout": 1000,
+}
+#: How long one waits for what one has told oneself [s]: a pooler may take it elsewhere.
+ECHO = 0.5
+RETRIED = (errors.DeadlockDetected, errors.LockNotAvailable, errors.SerializationFailure)
+MISSING = (errors.UndefinedTable, errors.InvalidSchemaName, errors.UndefinedColumn)
+
+
+def name_of(url: str) -> str:
+    """Return the name of the database at *url*, without how to get there; ValueError if none."""
+    try:
+        words = conninfo_to_dict(plain(url))
+    except psycopg.Error as error:
+        raise ValueError(without_url(str(error))) from None
+    name = words.get("dbname") or words.get("service") or words.get("user") or ""
+    return f"postgresql/{name}" if name else "postgresql"
+
+
+def plain(url: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(scheme="postgresql"))
+
+
+def without_url(text: str) -> str:
+    """Return the first line of an error of libpq's, without what it quotes of a URL."""
+    line = (text.splitlines() or [""])[0]
+    return line.partition('"')[0].rstrip(" :") if "://" in line else line
+
+
+class Postgres(Store):
+    """One connection to PostgreSQL."""
+
+    def __init__(self, connection: psycopg.Connection[Any], schema: str, name: str) -> None:
+        self._connection = connection
+        self._is_async = False
+        self.hears = True
+        self.table = qualified(schema, name)
+        self._name = name
+        self._oid = 0
+        self._stamp = ""
+        self._messages: list[bytes] = []
+
+    # -- statements --------------------------------------------------------------------
+
+    def run(self, *statements: str) -> list[list[tuple[Any, ...]]]:
+        found = []
+        try:
+            cursor = self._connection.execute("; ".join(statements).encode())
+            for _ in statements:
+                found.append(cursor.fetchall() if cursor.description is not None else [])
+                cursor.nextset()
+        except RETRIED as error:
+            with contextlib.suppress(psycopg.Error):
+                self._connection.execute("ROLLBACK")
+            raise Busy(str(error)) from None
+        except (psycopg.Error, OSError) as error:
+            raise Broken(" ".join(str(error).split())) from None
+        return found
+
+    def literal(self, data: bytes) -> str:
+        return f"'\\x{data.hex()}'::bytea"
+
+    def begin(self, exclusive: Sequence[bytes], shared: Sequence[bytes]) -> Snapshot:
+        keys = sorted(
+            [(self._lock_of(key), False) for key in exclusive]
+            + [(self._lock_of(key), True) for key in shared]
+        )
+        ids = ", ".join(str(ident) for ident, _ in keys)
+        flags = ", ".join(str(is_shared).lower() for _, is_shared in keys)
+        *_, (stamp,), rows = self.run(
+            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
+            self._limits(),
+            "SELECT CASE WHEN s THEN pg_advisory_xact_lock_shared(i) ELSE "
+            f"pg_advisory_xact_lock(i) END FROM unnest(ARRAY[{ids}]::bigint[], "
+            f"ARRAY[{flags}]::boolean[]) AS lock(i, s)",
+            self._now(),
+            self.select([*exclusive, *shared]),
+        )
+        return self._snapshot(stamp, rows)
+
+    def read(self, keys: Sequence[bytes]) -> Snapshot:
+        _, (stamp,), rows = self.run(self._limits(), self._now(), self.select(keys))
+        return self._snapshot(stamp, rows)
+
+    def _lock_of(self, key: bytes) -> int:
+        digest = hashlib.sha1(self._name.encode() + b"\0" + key).digest()  # noqa: S324  no secret
+        return int.from_bytes(digest[:8], "big", signed=True)
+
+    def _limits(self) -> str:
+        settings = [f"set_config('{name}', '{most}', true)" for name, most in LONGEST.items()]
+        is_weak = "current_setting('synchronous_commit') IN ('off', 'local')"
+        weaker = (
+            "'off'"
+            if self._is_async
+            else (f"CASE WHEN {is_weak} THEN 'on' ELSE current_setting('synchronous_commit') END")
+        )
+        return f"SELECT {', '.join(settings)}, set_config('synchronous_commit', {weaker}, true)"
+
+    def _now(self) -> str:
+        return (
+            "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, "
+            f"concat_ws(' ', {stamp_of(self._oid)})"
+        )
+
+    def _snapshot(self, now: tuple[Any, ...], rows: Iterable[tuple[Any, ...]]) -> Snapshot:
+        micros, stamp = now
+        if stamp != self._stamp:
+            self.close()
+            msg = "another server is the database now, or its table is another one"
+            raise Broken(msg)
+        return Snapshot(
+            micros,
+            [
+                Row(bytes(key), bytes(part), kind, bytes(value), e)
+                for key, part, kind, value, e in rows
+            ],
+        )
+
+    # -- identity ----------------------------------------------------------------------
+
+    def meet(self, schema: str, name: str, *, is_polled: bool, is_async: bool) -> None:
+        """Read what the database and the tables say of themselves; `Unfit` if they do not fit."""
+        self._is_async, self.hears = is_async, not is_polled
+        known = self._or_unfit(
+            f"SELECT '{self.table}'::regclass::oid::bigint, pg_is_in_recovery(), "
+            "current_setting('server_version'), current_setting('fsync'), "
+            "current_setting('full_page_writes'), "
+            "(SELECT oid::text FROM pg_database WHERE datname = current_database())",
+            f"SELECT value FROM {self.table} WHERE key = {self.literal(META)} ORDER BY part",
+            f"SELECT id::text FROM {unlogged(schema, name)}",
+        )
+        ((self._oid, is_replica, version, fsync, full_pages, database),), meta, since_crash = known
+        if is_replica:
+            msg = "is a replica, but a lock node must be the primary: name that one"
+            raise Unfit(msg)
+        if len(meta) != 2 or bytes(meta[1][0]) != b"%d" % VERSION:  # noqa: PLR2004  when, and which
+            raise Unfit(
+                no_tables(self.table, "has tables of another version, or they were emptied")
+            )
+        self.made, self.version = int(bytes(meta[0][0])), f"PostgreSQL {version.split()[0]}"
+        ((system, micros, self._stamp),) = self.run(
+            f"SELECT {system_id()}, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, "
+            f"concat_ws(' ', {stamp_of(self._oid)})"
+        )[0:1][0]
+        self.micros_at_start = micros
+        parts = [str(system), database, str(self._oid), *self._stamp.split()[1:]]
+        if is_async:
+            if not since_crash:  # the first client since a crash: another one may come first
+                self.run(
+                    f"INSERT INTO {unlogged(schema, name)} (id) SELECT gen_random_uuid() "
+                    f"WHERE NOT EXISTS (SELECT 1 FROM {unlogged(schema, name)}) "
+                    "ON CONFLICT DO NOTHING"
+                )
+                (since_crash,) = self.run(f"SELECT id::text FROM {unlogged(schema, name)}")
+            parts.append(since_crash[0][0])
+        if "off" in (fsync, full_pages):
+            parts.append(self._stamp.split()[0])  # a restart may have been a crash
+        self.run_id = hashlib.sha1("\n".join(parts).encode()).hexdigest()  # noqa: S324  no secret
+
+    def _or_unfit(self, *statements: str) -> list[list[tuple[Any, ...]]]:
+        try:
+            return [self._connection.execute(one.encode()).fetchall() for one in statements]
+        except MISSING:
+            raise Unfit(no_tables(self.table, "has no tables for locks")) from None
+        except errors.InsufficientPrivilege as error:
+            msg = f"{error.diag.message_primary}; GRANT SELECT, INSERT, UPDATE, DELETE on {self.table}"
+            raise Unfit(msg) from None
+        except psycopg.Error as error:
+            raise Broken(" ".join(str(error).split())) from None
+
+    # -- hints -------------------------------------------------------------------------
+
+    def tell(self, told: Iterable[tuple[bytes, bytes]]) -> list[str]:
+        return [
+            f"SELECT pg_notify('{self._channel(channel)}', '{message.hex()}')"
+            for channel, message in told
+        ]
+
+    def _channel(self, channel: bytes) -> str:
+        told = self.table.encode() + b"\0" + channel
+        return f"redlock_{hashlib.sha1(told).hexdigest()}"  # noqa: S324  no secret
+
+    def listen(self, channel: bytes) -> bool:
+        if not self.hears:
+            return False
+        name = self._channel(channel)
+        self.run(f"LISTEN {name}")
+        self.run(f"NOTIFY {name}")
+        ends = time.monotonic() + ECHO
+        while not (is_heard := bool(self._arrived())) and time.monotonic() < ends:
+            time.sleep(0.02)
+        return is_heard  # not through a pooler, which takes every transaction elsewhere
+
+    def _arrived(self) -> list[str]:
+        connection = self._connection.pgconn
+        try:
+            connection.consume_input()
+        except psycopg.Error as error:
+            raise Broken(str(error)) from None
+        found = []
+        while (one := connection.notifies()) is not None:
+            found.append(one.extra.decode())
+        return found
+
+    def heard(self) -> list[bytes]:
+        return [bytes.fromhex(one) for one in self._arrived() if one]
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    # -- the end -----------------------------------------------------------------------
+
+    def close(self) -> None:
+        with contextlib.suppress(psycopg.Error, OSError):
+            self._connection.close()
+
+    def hang_up(self) -> None:
+        with (
+            contextlib.suppress(psycopg.Error, OSError),
+            socket.socket(fileno=os.dup(self._connection.fileno())) as line,
+        ):
+            line.shutdown(socket.SHUT_RDWR)
+
+    def forget(self) -> None:
+        with contextlib.suppress(psycopg.Error, OSError):
+            os.close(self._connection.fileno())
+
+
+def connected(url: str, schema: str, name: str, *, is_polled: bool, is_async: bool) -> Postgres:
+    """Connect; raises `Broken` if the database is away, and `Unfit` if it is no lock node."""
+    store = Postgres(dialled(url), schema, name)
+    try:
+        store.meet(schema, name, is_polled=is_polled, is_async=is_async)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def dialled(url: str) -> psycopg.Connection[Any]:
+    own = conninfo_to_dict(plain(url))
+    words = {
+        "application_name": "celery-redlock",
+        "connect_timeout": CONNECT_TIMEOUT,
+        "keepalives_idle": 30,
+        "keepalives_interval": 10,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 10_000,
+    }
+    try:
+        return psycopg.connect(
+            plain(url),
+            autocommit=True,
+            prepare_threshold=None,
+            **{word: value for word, value in words.items() if word not in own},
+        )
+    except psycopg.Error as error:
+        raise Broken(" ".join(str(error).split())) from None
+
+
+# --- words of SQL --------------------------------------------------------------------------
+
+
+def qualified(schema: str, name: str) -> str:
+    return f'"{schema}"."{name}"' if schema else f'"{name}"'
+
+
+def unlogged(schema: str, name: str) -> str:
+    return qualified(schema, f"{name}_crash")
+
+
+def stamp_of(oid: int) -> str:
+    """Return what changes when another server is the database, or the table is another one."""
+    return (
+        "extract(epoch FROM pg_postmaster_start_time())::text, "
+        "CASE WHEN pg_is_in_recovery() THEN 'replica' ELSE "
+        "substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END, "
+        f"pg_relation_filenode({oid})::text"
+    )
+
+
+def system_id() -> str:
+    return (
+        "CASE WHEN has_function_privilege('pg_control_system()', 'EXECUTE') "
+        "THEN (SELECT system_identifier::text FROM pg_control_system()) ELSE '' END"
+    )
+
+
+def no_tables(table: str, what: str) -> str:
+    return f"{what} ({table}); make them: {redlock_command('init')}"
+
+
+def tables(schema: str, name: str) -> list[str]:
+    """Return the statements that make the tables; they do no harm where these are."""
+    table, crash = qualified(schema, name), unlogged(schema, name)
+    meta = f"'\\x{META.hex()}'::bytea"
+    return [
+        *([f'CREATE SCHEMA IF NOT EXISTS "{schema}"'] if schema else []),
+        f"CREATE TABLE IF NOT EXISTS {table} (key bytea NOT NULL, part bytea NOT NULL, "
+        "kind smallint NOT NULL, value bytea NOT NULL, ends bigint, PRIMARY KEY (key, part)) "
+        "WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05)",
+        f"CREATE UNLOGGED TABLE IF NOT EXISTS {crash} "
+        "(one boolean PRIMARY KEY DEFAULT true CHECK (one), id uuid NOT NULL)",
+        f"INSERT INTO {table} (key, part, kind, value, ends) VALUES "
+        f"({meta}, ':made', 0, convert_to((extract(epoch FROM clock_timestamp()) * 1000000)"
+        "::bigint::text, 'UTF8'), NULL), "
+        f"({meta}, ':version', 0, '{VERSION}', NULL) ON CONFLICT DO NOTHING",
+    ]
+
+
+def make_tables(url: str, schema: str, name: str) -> None:
+    """Make the tables where they are missing; raises `Broken` if that cannot be."""
+    with contextlib.closing(dialled(url)) as connection:
+        store = Postgres(connection, schema, name)
+        store.run("BEGIN", *tables(schema, name), "COMMIT")

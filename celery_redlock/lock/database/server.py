@@ -1,0 +1,138 @@
+"""
+The other end of a connection: a thread that reads commands, and answers from a database.
+
+A reply is written when its transaction is committed. Whatever goes wrong with the database ends the
+connection, as when a server of Redis goes away: then nobody knows whether a commit was done, and
+the lock's own code deals with that. Commands that have come are done before the thread ends, and
+before the process does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import select
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+
+from celery_redlock.lock.database.batch import MOST_AT_ONCE, Batches
+from celery_redlock.lock.database.resp import encoded, parsed
+from celery_redlock.lock.database.store import Broken, Busy, Store
+from celery_redlock.process.forks import members
+from celery_redlock.process.log import get_logger
+
+__all__ = ["Server", "drain"]
+
+logger = get_logger(__name__)
+
+#: How much is read at once [bytes].
+CHUNK = 2**16
+#: For how long it is known that somebody listens, and how often that is told again [s].
+EARS_KEPT, EARS_TOLD = 15.0, 5.0
+#: How often one looks who is not told [s].
+LOOK_EVERY = 0.2
+#: Longest wait for what is under way, once nobody waits for it any more [s].
+GRACE = 2.0
+
+
+class Server:
+    """Serves *theirs*, one end of a socket pair whose other end is *ours*, from a *store*."""
+
+    def __init__(self, theirs: socket.socket, ours: socket.socket, store: Store) -> None:
+        self._socket = theirs
+        self._ours = weakref.ref(ours)
+        self._store = store
+        self._batches = Batches(store)
+        self._thread = threading.Thread(target=self._serve, name="redlock-database", daemon=True)
+        _every_server.add(self)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def after_fork_in_child(self) -> None:
+        """Close our copies without a word: the thread, and the database's other end, are elsewhere."""
+        for end in (self._socket, self._ours()):
+            if end is not None:
+                end.close()
+        self._store.forget()
+
+    def finish(self, until: float) -> None:
+        """Have it answer what has come, and end."""
+        ours = self._ours()
+        with contextlib.suppress(OSError):
+            if ours is not None:
+                ours.shutdown(socket.SHUT_WR)
+        self._thread.join(max(0.0, until - time.monotonic()))
+
+    def give_up(self) -> None:
+        """Let it do what it is doing for a while yet, but not for good, as where a database hangs."""
+        self._thread.join(GRACE)
+        if self._thread.is_alive():
+            self._store.hang_up()
+
+    @property
+    def is_busy(self) -> bool:
+        return self._thread.is_alive()
+
+    # -- in the thread -----------------------------------------------------------------
+
+    def _serve(self) -> None:
+        data = b""
+        try:
+            while more := self._socket.recv(CHUNK):
+                commands, data = parsed(data + more)
+                self._answer(commands)
+        except (Broken, Busy, OSError, ValueError) as error:
+            logger.debug("A connection to a database ends: %s", error)
+        finally:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.close()
+            self._store.close()
+
+    def _answer(self, commands: Sequence[Sequence[bytes]]) -> None:
+        for first in range(0, len(commands), MOST_AT_ONCE):
+            batch = commands[first : first + MOST_AT_ONCE]
+            channel = next((one[1] for one in batch if one[0].upper() == b"SUBSCRIBE"), None)
+            if channel is not None:
+                self._listen(channel)
+                return
+            self._socket.sendall(b"".join(map(encoded, self._batches.answers(batch))))
+            self._batches.sweep()
+
+    def _listen(self, channel: bytes) -> None:
+        is_told, told_at = self._store.listen(channel), float("-inf")
+        self._socket.sendall(encoded([b"subscribe", channel, 1]))
+        try:
+            while True:
+                if time.monotonic() - told_at > EARS_TOLD:
+                    told_at = time.monotonic()
+                    now = self._store.read(()).micros
+                    ends = now + int(EARS_KEPT * 1e6)
+                    self._store.open_ears(channel, is_polled=not is_told, ends=ends)
+                waited_for = [self._socket, self._store.fileno()] if is_told else [self._socket]
+                timeout = EARS_TOLD if is_told else LOOK_EVERY
+                if self._socket in select.select(waited_for, [], [], timeout)[0]:
+                    if not self._socket.recv(CHUNK):
+                        return
+                    self._socket.sendall(encoded([b"pong", b""]))
+                heard = self._store.heard() if is_told else self._store.empty_inbox(channel)
+                for message in heard:
+                    self._socket.sendall(encoded([b"message", channel, message]))
+        finally:
+            with contextlib.suppress(Broken, Busy):
+                self._store.close_ears(channel)
+
+
+def drain() -> None:
+    """Wait until all that was told is in the databases, for two seconds at most."""
+    until = time.monotonic() + GRACE
+    for server in list(_every_server):
+        server.finish(until)
+
+
+_every_server: weakref.WeakSet[Server] = members("database")
+atexit.register(drain)
