@@ -201,7 +201,7 @@ class Keyspace:
 
     # -- the rest ----------------------------------------------------------------------
 
-    def xadd(self, key: bytes, *words: bytes) -> bytes:
+    def xadd(self, key: bytes, *words: bytes) -> Any:
         """XADD with MAXLEN ~ and an id that the node makes; it keeps as many as asked for."""
         if len(words) < 6 or len(words) % 2:  # noqa: PLR2004  MAXLEN ~ n * field value
             raise Refused("ERR wrong number of arguments for 'xadd' command")

@@ -8,6 +8,7 @@ pooler, has the same node.
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
@@ -49,25 +50,11 @@ class DatabaseAddress:
         self._schema = options.get("schema", "")
         self._is_polled = options.get("wake") == "poll"
         self._is_async = options.get("commit") == "async"
-        scheme = urlsplit(url).scheme
-        needs = "sqlite" if scheme == "sqlite" else "postgresql"
+        self._dialect = dialect_of(url)
+        connection: Any = import_module("celery_redlock.lock.database.connection")
+        self._kind: Any = bounded(connection.DatabaseConnection)
         try:
-            import celery_redlock.lock.database.connection  # noqa: PLC0415  an extra
-
-            if scheme == "sqlite":
-                from celery_redlock.lock.database import sqlite as dialect  # noqa: PLC0415
-            else:
-                from celery_redlock.lock.database import postgresql as dialect  # noqa: PLC0415
-        except ImportError as error:
-            msg = (
-                f"redlock_nodes: {hide_password(url)!r} needs a package that is missing "
-                f"({error.name}): pip install 'celery-redlock[{needs}]'"
-            )
-            raise ConfigurationError(msg) from None
-        self._dialect: Any = dialect
-        self._kind: Any = bounded(celery_redlock.lock.database.connection.DatabaseConnection)
-        try:
-            where = dialect.name_of(self._url)
+            where = self._dialect.name_of(self._url)
         except ValueError as error:
             msg = f"redlock_nodes: {hide_password(url)!r} is no URL of a database: {error}"
             raise ConfigurationError(msg) from None
@@ -104,6 +91,20 @@ class DatabaseAddress:
 
     def is_current(self, connection: AbstractConnection) -> bool:  # noqa: ARG002  as of any node
         return True
+
+
+def dialect_of(url: str) -> Any:
+    """Return the module for the database at *url*; raises ConfigurationError without its extra."""
+    name = "sqlite" if url.lower().startswith("sqlite") else "postgresql"
+    try:
+        import_module("celery_redlock.keyspace.lua")
+        return import_module(f"celery_redlock.lock.database.{name}")
+    except ImportError as error:
+        msg = (
+            f"redlock_nodes: {hide_password(url)!r} needs a package that is missing "
+            f"({error.name}): pip install 'celery-redlock[{name}]'"
+        )
+        raise ConfigurationError(msg) from None
 
 
 def without_options(url: str) -> tuple[str, dict[str, str]]:

@@ -41,7 +41,7 @@ class DatabaseConnection(AbstractConnection):
         return ours
 
     def disconnect(self, *args: Any, **options: Any) -> None:
-        super().disconnect(*args, **options)
+        super().disconnect(*args, **options)  # type: ignore[no-untyped-call]
         server, self._server = self._server, None
         if server is not None and server.is_busy:
             # It ends by itself, unless the database hangs.

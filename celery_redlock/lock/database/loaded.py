@@ -34,9 +34,7 @@ class NotLoaded(Exception):
 
 
 class Loaded(Keyspace):
-    """
-    The *keys* of a transaction, which begin as *rows* say, at *micros* [us, Unix time].
-    """
+    """The *keys* of a transaction, which begin as *rows* say, at *micros* [us, Unix time]."""
 
     def __init__(self, keys: Iterable[bytes], rows: Iterable[Row], micros: int) -> None:
         super().__init__()
@@ -79,7 +77,7 @@ class Loaded(Keyspace):
 
     # -- streams, of which only the head is loaded ---------------------------------------
 
-    def xadd(self, key: bytes, *words: bytes) -> bytes | None:
+    def xadd(self, key: bytes, *words: bytes) -> Any:
         if words[0].upper() == b"NOMKSTREAM":
             if self.find(key) is None:
                 return None

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 from psycopg import errors
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from celery_redlock.lock.database.rows import Row
 from celery_redlock.lock.database.store import META, VERSION, Broken, Busy, Snapshot, Store
@@ -28,8 +28,15 @@ from celery_redlock.words import redlock_command
 
 __all__ = ["connected", "make_tables", "name_of", "tables"]
 
-#: Longest wait to be connected [s].
-CONNECT_TIMEOUT = 3
+#: Of a connection, unless the URL says something else [s, and ms for the last].
+OPTIONS = {
+    "application_name": "celery-redlock",
+    "connect_timeout": 3,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
 #: Longest statement, wait for a lock, and pause of a client amid a transaction [ms].
 LONGEST = {
     "statement_timeout": 2000,
@@ -158,14 +165,16 @@ class Postgres(Store):
         """Read what the database and the tables say of themselves; `Unfit` if they do not fit."""
         self._is_async, self.hears = is_async, not is_polled
         known = self._or_unfit(
+            schema,
+            name,
             f"SELECT '{self.table}'::regclass::oid::bigint, pg_is_in_recovery(), "
             "current_setting('server_version'), current_setting('fsync'), "
             "current_setting('full_page_writes'), "
             "(SELECT oid::text FROM pg_database WHERE datname = current_database())",
             f"SELECT value FROM {self.table} WHERE key = {self.literal(META)} ORDER BY part",
-            f"SELECT id::text FROM {unlogged(schema, name)}",
+            f"SELECT 1 FROM {unlogged(schema, name)}",
         )
-        ((self._oid, is_replica, version, fsync, full_pages, database),), meta, since_crash = known
+        ((self._oid, is_replica, version, fsync, full_pages, database),), meta, _ = known
         if is_replica:
             msg = "is a replica, but a lock node must be the primary: name that one"
             raise Unfit(msg)
@@ -174,32 +183,35 @@ class Postgres(Store):
                 no_tables(self.table, "has tables of another version, or they were emptied")
             )
         self.made, self.version = int(bytes(meta[0][0])), f"PostgreSQL {version.split()[0]}"
-        ((system, micros, self._stamp),) = self.run(
+        ((found,),) = self.run(
             f"SELECT {system_id()}, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, "
             f"concat_ws(' ', {stamp_of(self._oid)})"
-        )[0:1][0]
+        )
+        system, micros, self._stamp = found
         self.micros_at_start = micros
         parts = [str(system), database, str(self._oid), *self._stamp.split()[1:]]
         if is_async:
-            if not since_crash:  # the first client since a crash: another one may come first
-                self.run(
-                    f"INSERT INTO {unlogged(schema, name)} (id) SELECT gen_random_uuid() "
-                    f"WHERE NOT EXISTS (SELECT 1 FROM {unlogged(schema, name)}) "
-                    "ON CONFLICT DO NOTHING"
-                )
-                (since_crash,) = self.run(f"SELECT id::text FROM {unlogged(schema, name)}")
-            parts.append(since_crash[0][0])
+            parts.append(self._since_crash(unlogged(schema, name)))
         if "off" in (fsync, full_pages):
             parts.append(self._stamp.split()[0])  # a restart may have been a crash
         self.run_id = hashlib.sha1("\n".join(parts).encode()).hexdigest()  # noqa: S324  no secret
 
-    def _or_unfit(self, *statements: str) -> list[list[tuple[Any, ...]]]:
+    def _since_crash(self, crash: str) -> str:
+        """Return what only a crash changes, of a table that PostgreSQL empties then."""
+        insert = f"INSERT INTO {crash} (id) VALUES (gen_random_uuid()) ON CONFLICT DO NOTHING"
+        *_, ((ident,),) = self.run(insert, f"SELECT id::text FROM {crash}")
+        return str(ident)
+
+    def _or_unfit(self, schema: str, name: str, *statements: str) -> list[list[tuple[Any, ...]]]:
         try:
             return [self._connection.execute(one.encode()).fetchall() for one in statements]
         except MISSING:
             raise Unfit(no_tables(self.table, "has no tables for locks")) from None
         except errors.InsufficientPrivilege as error:
-            msg = f"{error.diag.message_primary}; GRANT SELECT, INSERT, UPDATE, DELETE on {self.table}"
+            needed = (
+                f"GRANT SELECT, INSERT, UPDATE, DELETE ON {self.table}, {unlogged(schema, name)}"
+            )
+            msg = f"{error.diag.message_primary}; {needed}"
             raise Unfit(msg) from None
         except psycopg.Error as error:
             raise Broken(" ".join(str(error).split())) from None
@@ -275,21 +287,10 @@ def connected(url: str, schema: str, name: str, *, is_polled: bool, is_async: bo
 
 def dialled(url: str) -> psycopg.Connection[Any]:
     own = conninfo_to_dict(plain(url))
-    words = {
-        "application_name": "celery-redlock",
-        "connect_timeout": CONNECT_TIMEOUT,
-        "keepalives_idle": 30,
-        "keepalives_interval": 10,
-        "keepalives_count": 3,
-        "tcp_user_timeout": 10_000,
-    }
+    words: dict[str, Any] = {name: value for name, value in OPTIONS.items() if name not in own}
     try:
-        return psycopg.connect(
-            plain(url),
-            autocommit=True,
-            prepare_threshold=None,
-            **{word: value for word, value in words.items() if word not in own},
-        )
+        where = make_conninfo(plain(url), **words)
+        return psycopg.connect(where, autocommit=True, prepare_threshold=None)
     except psycopg.Error as error:
         raise Broken(" ".join(str(error).split())) from None
 
@@ -330,18 +331,23 @@ def tables(schema: str, name: str) -> list[str]:
     """Return the statements that make the tables; they do no harm where these are."""
     table, crash = qualified(schema, name), unlogged(schema, name)
     meta = f"'\\x{META.hex()}'::bytea"
-    return [
-        *([f'CREATE SCHEMA IF NOT EXISTS "{schema}"'] if schema else []),
+    made = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint::text"
+    found = [f'CREATE SCHEMA IF NOT EXISTS "{schema}"'] if schema else []
+    found.append(
         f"CREATE TABLE IF NOT EXISTS {table} (key bytea NOT NULL, part bytea NOT NULL, "
         "kind smallint NOT NULL, value bytea NOT NULL, ends bigint, PRIMARY KEY (key, part)) "
-        "WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05)",
+        "WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05)"
+    )
+    found.append(
         f"CREATE UNLOGGED TABLE IF NOT EXISTS {crash} "
-        "(one boolean PRIMARY KEY DEFAULT true CHECK (one), id uuid NOT NULL)",
+        "(one boolean PRIMARY KEY DEFAULT true CHECK (one), id uuid NOT NULL)"
+    )
+    found.append(
         f"INSERT INTO {table} (key, part, kind, value, ends) VALUES "
-        f"({meta}, ':made', 0, convert_to((extract(epoch FROM clock_timestamp()) * 1000000)"
-        "::bigint::text, 'UTF8'), NULL), "
-        f"({meta}, ':version', 0, '{VERSION}', NULL) ON CONFLICT DO NOTHING",
-    ]
+        f"({meta}, ':made', 0, convert_to({made}, 'UTF8'), NULL), "
+        f"({meta}, ':version', 0, '{VERSION}', NULL) ON CONFLICT DO NOTHING"
+    )
+    return found
 
 
 def make_tables(url: str, schema: str, name: str) -> None:

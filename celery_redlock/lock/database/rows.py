@@ -62,7 +62,7 @@ class Writes(NamedTuple):
 
 
 def values_of(rows: Iterable[Row]) -> dict[bytes, tuple[Any, float]]:
-    """Return the values in *rows*, and until when each is kept [ms], whether that is over or not."""
+    """Return the values in *rows*, and until when each is kept [ms]; also of what has expired."""
     heads: dict[bytes, Row] = {}
     parts: dict[bytes, list[Row]] = {}
     for row in rows:

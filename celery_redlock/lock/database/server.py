@@ -53,7 +53,7 @@ class Server:
         self._thread.start()
 
     def after_fork_in_child(self) -> None:
-        """Close our copies without a word: the thread, and the database's other end, are elsewhere."""
+        """Close our copies without a word: the thread is the parent's, and so is the connection."""
         for end in (self._socket, self._ours()):
             if end is not None:
                 end.close()
@@ -68,7 +68,7 @@ class Server:
         self._thread.join(max(0.0, until - time.monotonic()))
 
     def give_up(self) -> None:
-        """Let it do what it is doing for a while yet, but not for good, as where a database hangs."""
+        """Let it end what it is doing, but not for good, as where a database hangs."""
         self._thread.join(GRACE)
         if self._thread.is_alive():
             self._store.hang_up()
@@ -113,9 +113,11 @@ class Server:
                     now = self._store.read(()).micros
                     ends = now + int(EARS_KEPT * 1e6)
                     self._store.open_ears(channel, is_polled=not is_told, ends=ends)
-                waited_for = [self._socket, self._store.fileno()] if is_told else [self._socket]
+                ears = [self._store.fileno()] if is_told else []
                 timeout = EARS_TOLD if is_told else LOOK_EVERY
-                if self._socket in select.select(waited_for, [], [], timeout)[0]:
+                if select.select([self._socket.fileno(), *ears], [], [], timeout)[0][:1] == [
+                    self._socket.fileno()
+                ]:
                     if not self._socket.recv(CHUNK):
                         return
                     self._socket.sendall(encoded([b"pong", b""]))

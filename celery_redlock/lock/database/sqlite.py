@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import secrets
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -27,7 +27,7 @@ __all__ = ["connected", "make_tables", "name_of", "tables"]
 #: Longest wait for those who write [s].
 PATIENCE = 1.0
 #: What says which boot of the machine this is; a crash of it may have lost commits.
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 #: Connections that a child has inherited; to close one there would harm its parent's.
 _inherited: list[sqlite3.Connection] = []
 
@@ -41,11 +41,9 @@ def path_of(url: str) -> str:
     parts = urlsplit(url)
     path = unquote(parts.path)[1:]
     if parts.netloc or not path or path == ":memory:":
-        raise ValueError("write sqlite:////path/to/the/file, with four slashes")
-    if not os.path.isabs(path):
-        raise ValueError(
-            "all processes need the same file: write its whole path, after four slashes"
-        )
+        raise ValueError("write sqlite:// and its whole path: sqlite:////path/to/the/file")
+    if not Path(path).is_absolute():
+        raise ValueError("all processes need the same file: write sqlite:// and its whole path")
     return path
 
 
@@ -97,7 +95,7 @@ class Sqlite(Store):
 
     def _file(self) -> str:
         try:
-            found = os.stat(self._path)
+            found = Path(self._path).stat()
         except OSError as error:
             raise Broken(f"{self._path}: {error.strerror}") from None
         return f"{found.st_dev} {found.st_ino}"
@@ -140,8 +138,7 @@ class Sqlite(Store):
 
 def boot_id() -> str:
     try:
-        with open(BOOT_ID, encoding="ascii") as file:
-            return file.read().strip()
+        return BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:  # another system: then every connection is to be new
         return secrets.token_hex(16)
 
@@ -161,16 +158,18 @@ def tables(schema: str, name: str) -> list[str]:  # noqa: ARG001  as of any data
     """Return the statements that make the table; they do no harm where it is."""
     meta = f"x'{META.hex()}'"
     now = "CAST(CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER) AS BLOB)"
-    return [
+    table = (
         f'CREATE TABLE IF NOT EXISTS "{name}" (key BLOB NOT NULL, part BLOB NOT NULL, '
         "kind INTEGER NOT NULL, value BLOB NOT NULL, ends INTEGER, PRIMARY KEY (key, part)) "
-        "WITHOUT ROWID",
-        f'INSERT INTO "{name}" (key, part, kind, value, ends) VALUES '
+        "WITHOUT ROWID"
+    )
+    rows = (
         f"({meta}, x'{b':id'.hex()}', 0, CAST(hex(randomblob(16)) AS BLOB), NULL), "
         f"({meta}, x'{b':made'.hex()}', 0, {now}, NULL), "
-        f"({meta}, x'{b':version'.hex()}', 0, x'{str(VERSION).encode().hex()}', NULL) "
-        "ON CONFLICT DO NOTHING",
-    ]
+        f"({meta}, x'{b':version'.hex()}', 0, x'{str(VERSION).encode().hex()}', NULL)"
+    )
+    insert = f'INSERT INTO "{name}" (key, part, kind, value, ends) VALUES {rows}'
+    return [table, f"{insert} ON CONFLICT DO NOTHING"]
 
 
 def make_tables(url: str, schema: str, name: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from celery_redlock.lock.database.loaded import EARS, INBOX
-from celery_redlock.lock.database.rows import STREAM, Row, Writes, entries_key
+from celery_redlock.lock.database.rows import STREAM, STRING, Row, Writes, entries_key
 
 __all__ = ["VERSION", "Broken", "Busy", "Snapshot", "Store"]
 
@@ -27,7 +27,7 @@ class Broken(Exception):
 
 
 class Busy(Exception):
-    """The transaction was undone, for a deadlock or a lock that others keep; it can be tried anew."""
+    """The transaction was undone, as others are in its way; it can be tried anew."""
 
 
 class Snapshot(NamedTuple):
@@ -162,9 +162,8 @@ class Store(ABC):
     def open_ears(self, channel: bytes, *, is_polled: bool, ends: int) -> None:
         """Let it be known until then [us] that somebody listens to *channel*."""
         word = b"poll" if is_polled else b"hear"
-        self.run(
-            *self.statements(Writes([], [], [Row(EARS + channel, b"", 0, word, ends)], {}, []))
-        )
+        row = Row(EARS + channel, b"", STRING, word, ends)
+        self.run(*self.statements(Writes([], [], [row], {}, [])))
 
     def close_ears(self, channel: bytes) -> None:
         self.run(*self.statements(Writes([EARS + channel], [], [], {}, [])))

@@ -190,8 +190,8 @@ def addresses_of(nodes: object, prefix: str = "") -> tuple[Address, ...]:
         raise ConfigurationError(msg)
     if len(nodes) > 1 and any(map(is_database, nodes)):
         msg = (
-            "redlock_nodes has a database beside other nodes: its locks outlive a restart and theirs "
-            "do not, and two databases are no majority; name one database, and nothing else"
+            "redlock_nodes has a database beside other nodes: a database is the only node, as its "
+            "locks outlive a restart and those of others do not; name one, and nothing else"
         )
         raise ConfigurationError(msg)
     addresses = tuple(address_of(node, prefix) for node in nodes)
