@@ -16,7 +16,7 @@ from celery import Celery
 
 from celery_redlock import RedlockTask, events
 from celery_redlock.errors import QuorumUnavailable
-from celery_redlock.lock.nodes import address, fanout
+from celery_redlock.lock.nodes import address, fanout, urls
 from celery_redlock.lock.nodes.bounded import socket_of
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
@@ -177,8 +177,8 @@ def test_every_connection_is_kept_alive(redis_nodes):
     connection.connect()
     sock = socket_of(connection)
     assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-    assert address.KEEPALIVE
-    for option, seconds in address.KEEPALIVE.items():
+    assert urls.KEEPALIVE
+    for option, seconds in urls.KEEPALIVE.items():
         assert sock.getsockopt(socket.IPPROTO_TCP, option) == seconds
     connection.disconnect()
 
