@@ -54,7 +54,7 @@ def reads(command: Sequence[bytes]) -> bool:
         return only_reads(command[1])
     if name == b"EVAL":
         return only_reads(hashlib.sha1(command[1]).hexdigest().encode())  # noqa: S324  as Redis
-    return name not in COMMANDS or not COMMANDS[name].writes
+    return name != b"PUBLISH" and not (name in COMMANDS and COMMANDS[name].writes)
 
 
 def keys_of(command: Sequence[bytes]) -> Sequence[bytes]:
