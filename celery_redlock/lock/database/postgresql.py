@@ -43,8 +43,9 @@ LONGEST = {
     "lock_timeout": 1000,
     "idle_in_transaction_session_timeout": 1000,
 }
-#: How long one waits for what one has told oneself [s]: a pooler may take it elsewhere.
-ECHO = 0.5
+#: How long one waits for what another connection of ours has told [s]. A pooler may bring that to
+#: nobody, as it gives each transaction to whichever of its own connections is free.
+ECHO = 1.0
 RETRIED = (errors.DeadlockDetected, errors.LockNotAvailable, errors.SerializationFailure)
 MISSING = (errors.UndefinedTable, errors.InvalidSchemaName, errors.UndefinedColumn)
 
@@ -73,8 +74,9 @@ def without_url(text: str) -> str:
 class Postgres(Store):
     """One connection to PostgreSQL."""
 
-    def __init__(self, connection: psycopg.Connection[Any], schema: str, name: str) -> None:
-        self._connection = connection
+    def __init__(self, url: str, schema: str, name: str) -> None:
+        self._url = url
+        self._connection = dialled(url)
         self._is_async = False
         self.hears = True
         self.table = qualified(schema, name)
@@ -82,7 +84,7 @@ class Postgres(Store):
         self._oid = 0
         self._stamp = ""
         self._told: list[str] = []
-        connection.add_notify_handler(lambda told: self._told.append(told.payload))
+        self._connection.add_notify_handler(lambda told: self._told.append(told.payload))
 
     # -- statements --------------------------------------------------------------------
 
@@ -234,11 +236,12 @@ class Postgres(Store):
             return False
         name = self._channel(channel)
         self.run(f"LISTEN {name}")
-        self.run(f"NOTIFY {name}")
+        with contextlib.closing(dialled(self._url)) as another:
+            another.execute(f"NOTIFY {name}".encode())
         ends = time.monotonic() + ECHO
         while not (is_heard := bool(self._arrived())) and time.monotonic() < ends:
             time.sleep(0.02)
-        return is_heard  # not through a pooler, which takes every transaction elsewhere
+        return is_heard
 
     def _arrived(self) -> list[str]:
         """Return what has been told; also of what came with the answer to something else."""
@@ -278,7 +281,7 @@ class Postgres(Store):
 
 def connected(url: str, schema: str, name: str, *, is_polled: bool, is_async: bool) -> Postgres:
     """Connect; raises `Broken` if the database is away, and `Unfit` if it is no lock node."""
-    store = Postgres(dialled(url), schema, name)
+    store = Postgres(url, schema, name)
     try:
         store.meet(schema, name, is_polled=is_polled, is_async=is_async)
     except BaseException:
@@ -354,6 +357,5 @@ def tables(schema: str, name: str) -> list[str]:
 
 def make_tables(url: str, schema: str, name: str) -> None:
     """Make the tables where they are missing; raises `Broken` if that cannot be."""
-    with contextlib.closing(dialled(url)) as connection:
-        store = Postgres(connection, schema, name)
+    with contextlib.closing(Postgres(url, schema, name)) as store:
         store.run("BEGIN", *tables(schema, name), "COMMIT")
