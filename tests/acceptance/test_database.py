@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from itertools import pairwise
 from typing import Any
@@ -57,6 +58,12 @@ def it(request, rabbit, tmp_path):
     with stage(__file__, tmp_path, nodes=0, broker_url=rabbit.url, **conf) as it:
         it.bootstrap()
         yield it
+        rabbit.wait_until_quiet(timeout=100)
+
+
+def crew(it, *several):
+    """Start workers, whose names no worker of another test has at the same broker."""
+    it.start_workers({"name": f"w{secrets.token_hex(4)}", **options} for options in several)
 
 
 def crowded(found):
@@ -73,7 +80,7 @@ def test_all_that_tasks_do(it):
     """Policies, a queue that is woken, places, two names, and one message at a time."""
     first = it.task("once").delay("once", 1.0)
     assert it.task("once").delay("once", 1.0).duplicate
-    it.start_workers([{"concurrency": 3}, {"pool": "threads", "concurrency": 4}])
+    crew(it, {"concurrency": 3}, {"pool": "threads", "concurrency": 4})
     asked = [it.task("again").delay("again", 0.1) for _ in range(4)]
     asked += [it.task("queued").delay("queued", 0.3) for _ in range(4)]
     asked += [it.task("few").delay("few", 0.3) for _ in range(6)]
@@ -95,7 +102,7 @@ def test_all_that_tasks_do(it):
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_every_pool_keeps_names_apart(it, pool):
-    it.start_workers([{"pool": pool, "concurrency": 1 if pool == "solo" else 6}, {}])
+    crew(it, {"pool": pool, "concurrency": 1 if pool == "solo" else 6}, {})
     asked = [it.task("again").delay(f"n{n % 3}", 0.1) for n in range(24)]
     asked += [it.task("queued").delay("queued", 0.1) for _ in range(4)]
     for result in asked:
@@ -105,7 +112,7 @@ def test_every_pool_keeps_names_apart(it, pool):
 
 
 def test_children_that_live_for_one_task(it):
-    it.start_workers([{"concurrency": 2, "args": ("--max-tasks-per-child", "1")}])
+    crew(it, {"concurrency": 2, "args": ("--max-tasks-per-child", "1")})
     asked = [it.task("again").delay(f"n{n % 2}", 0.0) for n in range(10)]
     for result in asked:
         result.get(timeout=150)
@@ -113,7 +120,7 @@ def test_children_that_live_for_one_task(it):
 
 
 def test_a_killed_worker_holds_a_name_no_longer_than_its_lease(it):
-    worker, other = (it.worker(concurrency=1) for _ in range(2))
+    worker, other = (it.worker(concurrency=1, name=f"w{secrets.token_hex(4)}") for _ in range(2))
     asked = [it.task("long").delay("crash", 6.0) for _ in range(2)]
     it.started("crash")
     worker.kill()
@@ -127,7 +134,7 @@ def test_an_idle_worker_asks_less_than_once_a_second(it, request):
     if "sqlite" in it.conf["redlock_nodes"][0]:
         pytest.skip("SQLite does not count its transactions")
     database = request.getfixturevalue("database")
-    it.start_workers([{"concurrency": 2}])
+    crew(it, {"concurrency": 2})
     it.task("skipped").delay("warm", 0.0).get(timeout=60)
     url = database.url.replace("+psycopg", "")
 
