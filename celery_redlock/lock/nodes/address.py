@@ -13,7 +13,14 @@ from redis.sentinel import Sentinel
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.nodes.bounded import bounded
 from celery_redlock.lock.nodes.cluster import ClusterAddress, is_cluster
-from celery_redlock.lock.nodes.urls import FIXED, OF_TCP, OPTIONS, hide_password, pool_of
+from celery_redlock.lock.nodes.urls import (
+    FIXED,
+    OF_TCP,
+    OPTIONS,
+    hide_password,
+    pool_of,
+    why_refused,
+)
 from celery_redlock.lock.records import is_text
 
 if TYPE_CHECKING:
@@ -44,7 +51,7 @@ class UrlAddress:
         try:
             self._pool = pool_of(url)
         except (ValueError, TypeError) as error:
-            why = "" if "@" in url else f": {error}"  # which may quote a piece of the password
+            why = why_refused(url, error)
             msg = f"redlock_nodes: {hide_password(url)!r} is not a URL of a Redis server{why}"
             raise ConfigurationError(msg) from None
         self.label = label_of(self._pool.connection_kwargs)
