@@ -31,6 +31,7 @@ from celery_redlock.lock import clock
 from celery_redlock.lock.algorithm.participant import new_owner
 from celery_redlock.lock.algorithm.request import LockRequest, MarkerStands
 from celery_redlock.lock.algorithm.results import ReleaseOutcome
+from celery_redlock.lock.nodes import guard
 from celery_redlock.lock.records import Keys
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
@@ -545,7 +546,7 @@ def test_a_node_that_nobody_vouches_for_is_quarantined(five_nodes, locks):
 @pytest.fixture(scope="module")
 def aging_servers(some_binary):
     """Servers that nobody touches until they look too old to have forgotten a lease."""
-    with start_servers(10, binary=some_binary) as farm:
+    with start_servers(14, binary=some_binary) as farm:
         for server in farm:
             with redis.Redis.from_url(server.url) as client:
                 eventually(
@@ -580,6 +581,34 @@ def test_a_single_server_that_may_have_forgotten_is_not_trusted(aging_servers, l
     with pytest.raises(QuorumUnavailable):
         lock.acquire("report")
     assert [event.node for event in told if isinstance(event, NodeQuarantined)] == [lock.labels[0]]
+
+
+LOSSES = {
+    "swapped": ["SWAPDB 0 1"],
+    "flushed, and not counted": ["FLUSHALL", "CONFIG RESETSTAT"],
+}
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_that_is_no_flush_is_none_to_trust(
+    aging_servers, locks, monkeypatch, loss, is_guarded
+):
+    """Somebody holds the lock; who comes next finds no key at all."""
+    if not is_guarded:
+        monkeypatch.setattr(guard, "FORGETS", (b"flushall:", b"flushdb:"))
+    server = next(aging_servers)
+    lease = locks([server], bootstrap=False, **BRIEF).acquire("report")
+    with redis.Redis.from_url(server.url) as client:
+        for command in LOSSES[loss]:
+            client.execute_command(*command.split())
+        if "cmdstat_config" in client.info("commandstats"):
+            pytest.skip("Redis before 7.0 does not say which CONFIG it ran")
+    second = None
+    with contextlib.suppress(QuorumUnavailable):
+        second = locks([server], bootstrap=False, **BRIEF).acquire("report")
+    assert clock.now() < lease.valid_until, "too slow to tell"
+    assert (second is None) == is_guarded
 
 
 def test_a_single_server_is_quarantined_from_its_start_on(aging_servers, locks):

@@ -85,6 +85,11 @@ def test_login_and_options_are_for_all_its_servers():
     assert issubclass(found._pool.connection_class, redis.SSLConnection)
 
 
+def test_hosts_may_be_written_with_spaces():
+    """As a list is elsewhere."""
+    assert address("redis+cluster://a:7000, b:7001")._seeds == [("a", 7000), ("b", 7001)]
+
+
 def test_login_by_settings():
     (url,) = with_credentials([ONE], "shop", SECRET)
     assert url == f"redis+cluster://shop:{SECRET}@a:7000,b,c:7002/"
@@ -94,7 +99,10 @@ def test_login_by_settings():
     ("nodes", "message"),
     [
         ([f"redis+cluster://x:{SECRET}@a:port"], "is not a URL of a Redis Cluster"),
+        ([f"redis+cluster://x:{SECRET}@a,x:{SECRET}@b"], "stands before the first alone"),
         (["redis+cluster://a/1"], "our keys on a cluster are in its database 0"),
+        ([f"redis+cluster://x:{SECRET}@a/1"], "our keys on a cluster are in its database 0"),
+        (["redis+cluster://a?colour=red"], "unexpected keyword argument 'colour'"),
         (["redis+cluster://a?db=1"], "our keys on a cluster are in its database 0"),
         (["redis+cluster://a/locks"], "what follows the host is the number of a database"),
         (["redis+cluster://a", "redis://b", "redis://c"], "has clusters and other servers"),

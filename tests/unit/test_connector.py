@@ -195,6 +195,8 @@ def test_a_connection_that_was_of_no_use_is_made_ever_less_often():
         (b"# Commandstats\r\ncmdstat_info:calls=1,usec=9", False),
         (b"cmdstat_info:calls=1\r\ncmdstat_flushall:calls=1", True),
         (b"cmdstat_info:calls=1\r\ncmdstat_flushdb:calls=1", True),
+        (b"cmdstat_info:calls=1\r\ncmdstat_swapdb:calls=1", True),
+        (b"cmdstat_config|resetstat:calls=1\r\ncmdstat_info:calls=1", True),
         (b"# Commandstats\r\n", True),
         (b"", True),
         (ResponseError("unknown section"), True),

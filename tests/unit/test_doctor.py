@@ -9,8 +9,10 @@ import pytest
 from celery import Celery, Task
 
 from celery_redlock import ConfigurationError, RedlockTask
+from celery_redlock.lock.nodes.address import addresses_of
 from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.doctor import LEVELS
+from celery_redlock.ops.doctor.check_votes import node_cluster
 from celery_redlock.ops.doctor.diagnosis import findings, load_the_rest
 from celery_redlock.ops.doctor.facts import Facts, NodeFacts, OtherServer, TaskFacts
 from celery_redlock.reading.holds import HOLD_BOUNDS, Holds, class_of
@@ -78,6 +80,20 @@ def test_of_a_healthy_app_there_is_nothing_to_say():
     assert findings(well) == []
     kept = [node(number, config=FSYNC) for number in (1, 2, 3)]
     assert findings(replace(well, settings=UNGUARDED, nodes=kept)) == []
+
+
+@pytest.mark.parametrize(
+    ("label", "url"),
+    [
+        ("lock-1:6379/0", "redis+cluster://lock-1:6379/"),
+        ("::1:6379/0", "redis+cluster://[::1]:6379/"),
+    ],
+)
+def test_the_url_that_is_advised_can_be_written(label, url):
+    of_cluster = replace(node(info={"cluster_enabled": "1"}), node=label)
+    (found,) = node_cluster(of_cluster)
+    assert url in found.fix
+    assert addresses_of([url], "{redlock}")
 
 
 NODES = {
@@ -150,6 +166,7 @@ NODES = {
         ("NOAUTH Authentication required.", "redlock_password"),
         ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed", "its certificate"),
         ("Error -2 connecting to lock-1:6379. Name or service not known.", "its host name"),
+        ("DB index is out of range", "Write another in its URL"),
         ("max number of clients reached", "maxclients"),
         ("LOADING Redis is loading the dataset in memory", "Wait"),
     ],

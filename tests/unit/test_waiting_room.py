@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
+import weakref
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from types import SimpleNamespace
@@ -283,6 +285,37 @@ def test_of_many_that_were_rescheduled_some_run_at_once(app, monkeypatch):
     app.room.wake()
     assert len(app.ran) == 3
     assert set(app.ran) < set(requests)
+
+
+@pytest.mark.parametrize("is_safe", [True, False])
+def test_one_may_be_rescheduled_while_others_are_woken(app, monkeypatch, is_safe):
+    """By the thread that receives messages; another watches the nodes, and wakes."""
+    began, is_noted = threading.Event(), threading.Event()
+
+    class Seen(weakref.WeakSet):
+        def __iter__(self):
+            for one in super().__iter__():
+                yield one
+                began.set()
+                is_noted.wait(0.2)
+
+    monkeypatch.setattr(app.room, "_rescheduled", Seen())
+    if not is_safe:
+        monkeypatch.setattr(app.room, "_mutex", contextlib.nullcontext())
+    requests = [receive(app, waits=False, reschedules=1, task_id=str(n)) for n in range(2)]
+
+    def reschedule():
+        began.wait()
+        app.room.note_rescheduled(app)
+        is_noted.set()
+
+    thread = threading.Thread(target=reschedule)
+    thread.start()
+    with contextlib.nullcontext() if is_safe else pytest.raises(RuntimeError, match="size"):
+        app.room.wake_rescheduled()
+    thread.join()
+    app.room.wake()
+    assert set(app.ran) == (set(requests) if is_safe else set())
 
 
 def test_one_that_cannot_be_run_early_keeps_no_other_from_it(app, monkeypatch, caplog):

@@ -21,6 +21,7 @@ from celery_redlock.lock.nodes.urls import (
     hide_password,
     is_database,
     pool_of,
+    why_refused,
 )
 from celery_redlock.lock.records import is_text
 
@@ -56,7 +57,7 @@ class UrlAddress:
         try:
             self._pool = pool_of(url)
         except (ValueError, TypeError) as error:
-            why = "" if "@" in url else f": {error}"  # which may quote a piece of the password
+            why = why_refused(url, error)
             msg = f"redlock_nodes: {hide_password(url)!r} is not a URL of a Redis server{why}"
             raise ConfigurationError(msg) from None
         self.label = label_of(self._pool.connection_kwargs)

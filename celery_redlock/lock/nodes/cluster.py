@@ -18,7 +18,7 @@ from redis.exceptions import AskError, MovedError
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.nodes.bounded import bounded
-from celery_redlock.lock.nodes.urls import hide_password, pool_of
+from celery_redlock.lock.nodes.urls import BadUrl, hide_password, pool_of, why_refused
 from celery_redlock.lock.records import Keys
 from celery_redlock.lock.rules import Rules
 from celery_redlock.process.log import cut
@@ -55,7 +55,7 @@ class ClusterAddress:
         try:
             self._pool, self._seeds = pool_and_seeds(url)
         except (ValueError, TypeError) as error:
-            why = "" if "@" in url else f": {error}"  # which may quote a piece of the password
+            why = why_refused(url, error)
             msg = f"redlock_nodes: {hide_password(url)!r} is not a URL of a Redis Cluster{why}"
             raise ConfigurationError(msg) from None
         host, port = self._seeds[0]
@@ -123,12 +123,15 @@ class ClusterAddress:
 def pool_and_seeds(url: str) -> tuple[redis.ConnectionPool, list[Place]]:
     parts = urlsplit(url)
     login, at, hosts = parts.netloc.rpartition("@")
+    if "," in login.partition("@")[2]:
+        raise BadUrl("the login is for all servers, and stands before the first alone")
+    places = [login + at + host.strip() for host in hosts.split(",")]
     pools = [
-        pool_of(urlunsplit(parts._replace(scheme=SCHEMES[parts.scheme], netloc=login + at + host)))
-        for host in hosts.split(",")
+        pool_of(urlunsplit(parts._replace(scheme=SCHEMES[parts.scheme], netloc=place)))
+        for place in places
     ]
     if pools[0].connection_kwargs.get("db"):
-        raise ValueError("our keys on a cluster are in its database 0")
+        raise BadUrl("our keys on a cluster are in its database 0")
     kwargs = [pool.connection_kwargs for pool in pools]
     return pools[0], [Place(it.get("host", "localhost"), it.get("port", 6379)) for it in kwargs]
 

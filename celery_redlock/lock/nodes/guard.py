@@ -59,10 +59,13 @@ Read = TypeVar("Read")
 
 NO_SERVER = "answers, but not as a Redis or Valkey server does (INFO names no role or run_id)"
 OF_CLUSTER = (
-    "runs in cluster mode: write its URL with redis+cluster:// (or rediss+cluster://), which makes "
-    "the cluster one node, or name servers with cluster-enabled no"
+    "runs in cluster mode: in redlock_nodes, write its URL with redis+cluster:// (or "
+    "rediss+cluster://), which makes the cluster one node, or name servers with cluster-enabled no"
 )
 NO_CLUSTER = "does not run in cluster mode: write its URL with redis:// (or rediss://)"
+#: Of INFO commandstats: what deletes our keys, or has the server forget that it did. Redis before
+#: 7.0 does not count the last by itself.
+FORGETS = (b"flushall:", b"flushdb:", b"swapdb:", b"config|resetstat:")
 #: Digits of a number in INFO.
 LONGEST_NUMBER = 15
 #: By how much an uptime may be too large, being the difference of two whole seconds [s].
@@ -188,7 +191,7 @@ def was_flushed(stats: Any) -> bool:
     """Return whether a server was ever flushed, by its INFO commandstats; so if it shows none."""
     shown = stats if isinstance(stats, bytes) else b""
     has_stats = b"cmdstat_info:" in shown  # at least the question itself
-    return not has_stats or b"cmdstat_flushall:" in shown or b"cmdstat_flushdb:" in shown
+    return not has_stats or any(b"cmdstat_" + command in shown for command in FORGETS)
 
 
 def whole_in(info: Mapping[str, str], name: str) -> int:

@@ -15,10 +15,11 @@ __all__ = [
     "FIXED",
     "OF_TCP",
     "OPTIONS",
-    "check_database",
+    "BadUrl",
     "hide_password",
     "is_database",
     "pool_of",
+    "why_refused",
 ]
 
 #: Longest wait for each step of connecting to a node, in the background [s].
@@ -52,12 +53,21 @@ FIXED: dict[str, Any] = {
 DATABASES = ("postgresql", "postgres", "postgresql+psycopg", "sqlite")
 
 
+class BadUrl(ValueError):
+    """Says what is wrong with a URL, without a piece of it."""
+
+
 def pool_of(url: str) -> redis.ConnectionPool:
     """Return what makes connections to *url*; ValueError or TypeError if that is impossible."""
     check_database(url)
     where = parse_url(url)
     own = OPTIONS if "path" in where else OPTIONS | OF_TCP
-    return redis.ConnectionPool(**{**own, **where, **FIXED})
+    pool = redis.ConnectionPool(**{**own, **where, **FIXED})
+    try:
+        pool.connection_class(**pool.connection_kwargs)  # which may not know an option
+    except redis.RedisError as error:
+        raise ValueError(str(error)) from None
+    return pool
 
 
 def is_database(node: object) -> bool:
@@ -70,10 +80,20 @@ def check_database(url: str) -> None:
     parts = urlsplit(url)
     name = parts.path.strip("/") if "db" not in parse_qs(parts.query) else ""
     if parts.scheme in ("redis", "rediss") and name and not (name.isascii() and name.isdigit()):
-        raise ValueError("what follows the host is the number of a database, like /0")
+        raise BadUrl("what follows the host is the number of a database, like /0")
+
+
+def why_refused(url: str, error: Exception) -> str:
+    """Return why *url* is refused, to be added to a text; "" where a password may be quoted."""
+    # A TypeError is about an option. A login that an option is taken from has its "@" after it.
+    quoted = url.partition("?")[2] if isinstance(error, TypeError) else url
+    return "" if "@" in quoted and not isinstance(error, BadUrl) else f": {error}"
 
 
 def hide_password(url: str) -> str:
     """Return *url* without its possible secrets: all before the ``@``, and the options."""
     scheme, slashes, rest = url.partition("://") if "://" in url else ("", "", url)
-    return f"{scheme}{slashes}{rest.rpartition('@')[2].partition('?')[0]}"
+    where, _, options = rest.partition("?")
+    if "@" in options:  # of a password, with which the login ends or an option begins
+        return f"{scheme}{slashes}..."
+    return f"{scheme}{slashes}{where.rpartition('@')[2]}"

@@ -50,6 +50,11 @@ SILENCE = [
         ),
         ("loading", "It reads its data", "Wait until it has started."),
         (
+            "index is out of range",
+            "It has no database of this number",
+            "Write another in its URL, like /0, or raise databases in its configuration.",
+        ),
+        (
             "protected mode|denied redis",
             "It answers its own machine only",
             "Set a password and bind, as its message says.",

@@ -90,7 +90,9 @@ class Facts:
 
 
 def place_of(label: str) -> str:
-    return label.rpartition("/")[0]
+    """Return host and port in *label*, as a URL has them."""
+    host, colon, port = label.rpartition("/")[0].rpartition(":")
+    return f"{f'[{host}]' if ':' in host else host}{colon}{port}"
 
 
 def database_of(label: str) -> str:

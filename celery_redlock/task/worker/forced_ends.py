@@ -66,7 +66,7 @@ class RedlockRequest(Request):
         if self._delivery.envelope.reservation is not None:
             with_reservation.add(self)
         if self._delivery.envelope.reschedules and self.eta is not None:
-            room_of(self.task.app).rescheduled.add(self)
+            room_of(self.task.app).note_rescheduled(self)
         self._waits_as = None if self._delivery.envelope.waiting is None else self._wait()
 
     def is_owner(self, holder: dict[str, Any]) -> bool:

@@ -58,7 +58,7 @@ class WaitingRoom:
         self._waiting: dict[WaitingTask, None] = {}
         self._woken: deque[Callable[[], None]] = deque()
         #: Requests that were rescheduled, and come later.
-        self.rescheduled: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._rescheduled: weakref.WeakSet[Any] = weakref.WeakSet()
         self._nodes = Registration(plugin, self._waiting, self.ring_for)
         self._mutex = new_mutex()
         self._reported: Counter[str] = Counter()
@@ -140,9 +140,15 @@ class WaitingRoom:
         """Have one that was woken run after so long [s]; called in any thread."""
         self._ring(partial(self._run_after, task, after))
 
+    def note_rescheduled(self, request: Any) -> None:
+        with self._mutex:
+            self._rescheduled.add(request)
+
     def wake_rescheduled(self) -> None:
         """Run those that were rescheduled, as locks can be granted again; in any thread."""
-        for request in islice(list(self.rescheduled), MOST_AT_ONCE):
+        with self._mutex:  # no more may come amid this
+            some = list(islice(self._rescheduled, MOST_AT_ONCE))
+        for request in some:
             self._ring(partial(self._run_early, request))
 
     def _ring(self, run: Callable[[], None]) -> None:
