@@ -26,7 +26,7 @@ from celery_redlock.lock.database.store import META, VERSION, Broken, Busy, Snap
 from celery_redlock.lock.nodes.guard import Unfit
 from celery_redlock.words import redlock_command
 
-__all__ = ["connected", "make_tables", "name_of", "tables"]
+__all__ = ["connected", "drops", "make_tables", "name_of", "tables"]
 
 #: Of a connection, unless the URL says something else [s, and ms for the last].
 OPTIONS = {
@@ -105,8 +105,8 @@ class Postgres(Store):
 
     def begin(self, exclusive: Sequence[bytes], shared: Sequence[bytes]) -> Snapshot:
         keys = sorted(
-            [(self._lock_of(key), False) for key in exclusive]
-            + [(self._lock_of(key), True) for key in shared]
+            [(self.lock_of(key), False) for key in exclusive]
+            + [(self.lock_of(key), True) for key in shared]
         )
         ids = ", ".join(str(ident) for ident, _ in keys)
         flags = ", ".join(str(is_shared).lower() for _, is_shared in keys)
@@ -125,7 +125,7 @@ class Postgres(Store):
         _, (stamp,), rows = self.run(self._limits(), self._now(), self.select(keys))
         return self._snapshot(stamp, rows)
 
-    def _lock_of(self, key: bytes) -> int:
+    def lock_of(self, key: bytes) -> int:
         digest = hashlib.sha1(self._name.encode() + b"\0" + key).digest()  # noqa: S324  no secret
         return int.from_bytes(digest[:8], "big", signed=True)
 
@@ -172,12 +172,22 @@ class Postgres(Store):
             "current_setting('full_page_writes'), "
             "(SELECT oid::text FROM pg_database WHERE datname = current_database())",
             f"SELECT value FROM {self.table} WHERE key = {self.literal(META)} ORDER BY part",
+            f"SELECT bool_and(has_table_privilege(it, 'INSERT') AND has_table_privilege(it, "
+            "'UPDATE') AND has_table_privilege(it, 'DELETE')) FROM unnest(ARRAY["
+            f"'{self.table}', '{unlogged(schema, name)}']) AS it",
             f"SELECT 1 FROM {unlogged(schema, name)}",
         )
-        ((self._oid, is_replica, version, fsync, full_pages, database),), meta, _ = known
+        (
+            ((self._oid, is_replica, version, fsync, full_pages, database),),
+            meta,
+            ((may_write,),),
+            _,
+        ) = known
         if is_replica:
             msg = "is a replica, but a lock node must be the primary: name that one"
             raise Unfit(msg)
+        if not may_write:
+            raise Unfit(no_rights("this user may not write to our tables", schema, name))
         if len(meta) != 2 or bytes(meta[1][0]) != b"%d" % VERSION:  # noqa: PLR2004  when, and which
             raise Unfit(
                 no_tables(self.table, "has tables of another version, or they were emptied")
@@ -192,9 +202,21 @@ class Postgres(Store):
         parts = [str(system), database, str(self._oid), *self._stamp.split()[1:]]
         if is_async:
             parts.append(self._since_crash(unlogged(schema, name)))
+        self.commits = "async" if is_async else "durable"
         if "off" in (fsync, full_pages):
+            self.commits = "unsafe"
             parts.append(self._stamp.split()[0])  # a restart may have been a crash
         self.run_id = hashlib.sha1("\n".join(parts).encode()).hexdigest()  # noqa: S324  no secret
+
+    def is_made(self, crash: str) -> bool:
+        """Return whether the tables are there, the one named *crash* too, and know their version."""
+        both = f"to_regclass('{self.table}') IS NOT NULL AND to_regclass('{crash}') IS NOT NULL"
+        (((are_there,),),) = self.run(f"SELECT {both}")
+        if not are_there:
+            return False
+        asked = f"SELECT count(*) = 2 FROM {self.table} WHERE key = {self.literal(META)}"
+        (((is_known,),),) = self.run(asked)
+        return bool(is_known)
 
     def _since_crash(self, crash: str) -> str:
         """Return what only a crash changes, of a table that PostgreSQL empties then."""
@@ -208,11 +230,8 @@ class Postgres(Store):
         except MISSING:
             raise Unfit(no_tables(self.table, "has no tables for locks")) from None
         except errors.InsufficientPrivilege as error:
-            needed = (
-                f"GRANT SELECT, INSERT, UPDATE, DELETE ON {self.table}, {unlogged(schema, name)}"
-            )
-            msg = f"{error.diag.message_primary}; {needed}"
-            raise Unfit(msg) from None
+            why = error.diag.message_primary or "this user may not read our tables"
+            raise Unfit(no_rights(why, schema, name)) from None
         except psycopg.Error as error:
             raise Broken(" ".join(str(error).split())) from None
 
@@ -327,6 +346,14 @@ def no_tables(table: str, what: str) -> str:
     return f"{what} ({table}); make them: {redlock_command('init')}"
 
 
+def no_rights(why: str, schema: str, name: str) -> str:
+    both = f"{qualified(schema, name)}, {unlogged(schema, name)}"
+    return (
+        f"{why}; let their owner run: GRANT SELECT, INSERT, UPDATE, DELETE ON {both} TO this user, "
+        f"or make them as this user: {redlock_command('init')}"
+    )
+
+
 def tables(schema: str, name: str) -> list[str]:
     """Return the statements that make the tables; they do no harm where these are."""
     table, crash = qualified(schema, name), unlogged(schema, name)
@@ -350,8 +377,19 @@ def tables(schema: str, name: str) -> list[str]:
     return found
 
 
-def make_tables(url: str, schema: str, name: str) -> None:
-    """Make the tables where they are missing; raises `Broken` if that cannot be."""
+def drops(schema: str, name: str) -> list[str]:
+    """Return the statements that take away what `tables` makes."""
+    return [
+        f"DROP TABLE IF EXISTS {it}" for it in (qualified(schema, name), unlogged(schema, name))
+    ]
+
+
+def make_tables(url: str, schema: str, name: str) -> bool:
+    """Return whether the tables were missing, and are made; raises `Broken` if that cannot be."""
     with contextlib.closing(dialled(url)) as connection:
         store = Postgres(connection, schema, name)
-        store.run("BEGIN", *tables(schema, name), "COMMIT")
+        if store.is_made(unlogged(schema, name)):
+            return False  # and nothing is written, which this user may be forbidden
+        one_at_a_time = f"SELECT pg_advisory_xact_lock({store.lock_of(META)})"
+        store.run("BEGIN", one_at_a_time, *tables(schema, name), "COMMIT")
+        return True

@@ -13,12 +13,13 @@ from urllib.parse import SplitResult, parse_qs, quote, urlsplit, urlunsplit
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.nodes.address import addresses_of
+from celery_redlock.lock.nodes.urls import takes_login
 from celery_redlock.lock.records import is_text
 
 __all__ = ["shows_password", "with_credentials"]
 
-#: Options of redis-py by which a node has its own.
-OWN = ("username", "password", "credential_provider")
+#: Options of redis-py, and of libpq, by which a node has its own.
+OWN = ("username", "user", "password", "credential_provider", "passfile", "service")
 
 
 def check_credentials(username: object, password: object) -> None:
@@ -51,7 +52,7 @@ def with_login(node: Any, username: str | None, password: str) -> Any:
         user = {} if username is None else {"username": username}
         has_own = any(option in node for option in OWN)
         return node if has_own else {**node, **user, "password": password}
-    url = split(node)
+    url = split(node) if takes_login(node) else None
     if url is None or "@" in url.netloc or any(option in parse_qs(url.query) for option in OWN):
         return node
     login = f"{quote(username or '', safe='')}:{quote(password, safe='')}"
