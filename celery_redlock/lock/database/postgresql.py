@@ -209,7 +209,7 @@ class Postgres(Store):
         self.run_id = hashlib.sha1("\n".join(parts).encode()).hexdigest()  # noqa: S324  no secret
 
     def is_made(self, crash: str) -> bool:
-        """Return whether the tables are there, the one named *crash* too, and know their version."""
+        """Return whether the tables are there, *crash* is too, and they know their version."""
         both = f"to_regclass('{self.table}') IS NOT NULL AND to_regclass('{crash}') IS NOT NULL"
         (((are_there,),),) = self.run(f"SELECT {both}")
         if not are_there:

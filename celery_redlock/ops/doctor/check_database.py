@@ -88,7 +88,7 @@ def keys_left(node: NodeFacts) -> Iterator[Finding]:
         more = ", ..." if node.leaked > len(node.leaked_names) else ""
         what = (
             f"{node.leaked} of our keys never expire: {', '.join(node.leaked_names)}{more}. We "
-            "write none without an expiry: another program did. A lock of that kind is held forever."
+            "write none without an expiry: another program did. Such a lock is held forever."
         )
         fix = "Delete their rows while no worker runs; for a lock 'redlock release' will do."
         yield Finding(ERROR, "leaked-keys", node.node, what, fix)
