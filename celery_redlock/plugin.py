@@ -24,6 +24,7 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.observers.journal import JournalObserver
 from celery_redlock.observers.names import observer_of
 from celery_redlock.process.deferral import defer_signals, pause
+from celery_redlock.process.ending import end
 from celery_redlock.process.forks import around_fork
 from celery_redlock.process.log import get_logger
 from celery_redlock.process.mutex import new_mutex
@@ -284,3 +285,4 @@ def _in_child(**_: Any) -> None:
 def _before_end(**_: Any) -> None:
     for plugin in list(_plugins.values()):
         plugin.flush()
+    end()

@@ -41,7 +41,7 @@ COMMANDS = {
     b"RENAME": Command(Keyspace.rename, 2, 2, writes=True),
     b"SET": Command(Keyspace.set, 2, writes=True, grows=True),
     b"TIME": Command(Keyspace.time, 0, 0),
-    b"XADD": Command(Keyspace.xadd, 4, writes=True, grows=True),
+    b"XADD": Command(lambda keys, *words: keys.xadd(*words), 4, writes=True, grows=True),
     b"ZADD": Command(Keyspace.zadd, 3, 3, writes=True, grows=True),
     b"ZRANGE": Command(Keyspace.zrange, 3, 4),
     b"ZREM": Command(Keyspace.zrem, 2, 2, writes=True),

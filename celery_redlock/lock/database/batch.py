@@ -9,30 +9,27 @@ only read need one trip and no lock.
 
 from __future__ import annotations
 
-import hashlib
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from redis.exceptions import ResponseError
 
-from celery_redlock.keyspace.commands import COMMANDS
 from celery_redlock.keyspace.engine import Engine
 from celery_redlock.keyspace.keys import Keyspace
-from celery_redlock.lock.database.loaded import EARS, Loaded, NotLoaded
+from celery_redlock.lock.database.loaded import Loaded, NotLoaded
 from celery_redlock.lock.database.patterns import literal_begin, matcher
+from celery_redlock.lock.database.plan import Plan, plan_of
 from celery_redlock.lock.database.resp import parsed
 from celery_redlock.lock.database.rows import entry_part, id_of_part
 from celery_redlock.lock.database.store import Busy, Snapshot, Store
-from celery_redlock.lock.scripts.scripting import only_reads
 
 __all__ = ["MOST_AT_ONCE", "Batches"]
 
 #: Commands in one transaction, at most.
 MOST_AT_ONCE = 64
-#: How often a batch runs, as each time adds a key at least, or others were in its way.
-MOST_RUNS = 40
-#: What ends the keys that every script looks at and few write: whoever looks lets others look.
-SHARED = (b":boot", b":quarantine", b":boot:history")
+#: For how long a batch runs again, as others are in its way, or as it needs more keys [s].
+LONGEST = 2.0
 #: After so many transactions that write, so many keys are looked at, and deleted if they have
 #: expired: so a limited part of all rows has.
 SWEEP_EVERY, SWEPT = 32, 256
@@ -80,37 +77,42 @@ class Batches:
     def _done(self, commands: Sequence[Sequence[bytes]]) -> list[Any]:
         if not commands:
             return []
-        is_reading = all(map(reads, commands))
-        keys = {key for command in commands for key in keys_of(command)}
-        written = {key for key in keys if not is_shared(key)}
-        for _ in range(MOST_RUNS):
+        plan, ends = plan_of(commands), time.monotonic() + LONGEST
+        while True:
             try:
-                snapshot = self._snapshot(keys, written, is_reading=is_reading)
-                loaded = self._over(keys, snapshot)
-                try:
-                    replies = [self._engine.execute(command) for command in commands]
-                    missing = loaded.changed if is_reading else loaded.changed - written
-                except NotLoaded as error:
-                    missing = {error.key}
-                else:
-                    if not missing:
-                        if not is_reading:
-                            self._store.commit(loaded.writes())
-                            self._since_sweep += 1
-                        return replies
-                if not is_reading:
-                    self._store.roll_back()
+                replies, plan = self._tried(commands, plan)
+                if replies is not None:
+                    return replies
             except Busy:
-                continue
-            is_reading = is_reading and not loaded.changed
-            keys |= missing
-            written |= {key for key in missing if key in loaded.changed or not is_shared(key)}
-        return [ResponseError("others are in the way in the database")] * len(commands)
+                if time.monotonic() > ends:
+                    raise
+            if time.monotonic() > ends:
+                msg = "others are in the way"
+                raise Busy(msg)
 
-    def _snapshot(self, keys: set[bytes], written: set[bytes], *, is_reading: bool) -> Snapshot:
-        if is_reading:
-            return self._store.read(sorted(keys))
-        return self._store.begin(sorted(written), sorted(keys - written))
+    def _tried(
+        self, commands: Sequence[Sequence[bytes]], plan: Plan
+    ) -> tuple[list[Any] | None, Plan]:
+        """Return the replies once they are committed, or None; and with which plan to go on."""
+        if plan.only_reads:
+            loaded = self._over(plan.keys, self._store.read(sorted(plan.keys)))
+        else:
+            looked_at = sorted(plan.keys - plan.written)
+            loaded = self._over(plan.keys, self._store.begin(sorted(plan.written), looked_at))
+        try:
+            replies = [self._engine.execute(command) for command in commands]
+        except NotLoaded as error:
+            following = plan.with_key(error.key)
+        else:
+            following = plan.with_written(loaded.changed)
+            if following is plan:
+                if not plan.only_reads:
+                    self._store.commit(loaded.writes())
+                    self._since_sweep += 1
+                return replies, plan
+        if not plan.only_reads:
+            self._store.roll_back()
+        return None, following
 
     def _over(self, keys: Iterable[bytes], snapshot: Snapshot) -> Loaded:
         self._now = snapshot.micros
@@ -197,29 +199,6 @@ class Batches:
             return []
         found = self._store.entries(key, bounds(first, last), count, is_reversed=is_reversed)
         return [[id_of_part(part), parsed(value)[0][0]] for part, value in found]
-
-
-def reads(command: Sequence[bytes]) -> bool:
-    name = command[0].upper()
-    if name == b"EVALSHA":
-        return only_reads(command[1])
-    if name == b"EVAL":
-        return only_reads(hashlib.sha1(command[1]).hexdigest().encode())  # noqa: S324  as Redis
-    return name not in COMMANDS or not COMMANDS[name].writes
-
-
-def keys_of(command: Sequence[bytes]) -> Sequence[bytes]:
-    """Return the keys that a command names; more of them do no harm."""
-    name, words = command[0].upper(), command[1:]
-    if name in (b"EVAL", b"EVALSHA"):
-        return words[2 : 2 + int(words[1])]
-    if name in (b"DEL", b"EXISTS", b"MGET", b"RENAME"):
-        return words
-    return words[:1] if name in COMMANDS and COMMANDS[name].least else ()
-
-
-def is_shared(key: bytes) -> bool:
-    return key.endswith(SHARED) or key.startswith(EARS)
 
 
 def bounds(first: bytes, last: bytes) -> tuple[bytes, bytes]:

@@ -38,7 +38,7 @@ class Loaded(Keyspace):
 
     def __init__(self, keys: Iterable[bytes], rows: Iterable[Row], micros: int) -> None:
         super().__init__()
-        self.micros = micros
+        self.micros, self.hear = micros, self._publish
         self._keys = frozenset(keys)
         self._before = values_of(rows)
         self.store = {key: it for key, it in self._before.items() if micros / 1000 < it[1]}
@@ -105,7 +105,7 @@ class Loaded(Keyspace):
 
     # -- hints ---------------------------------------------------------------------------
 
-    def publish(self, channel: bytes, message: bytes) -> int:
+    def _publish(self, channel: bytes, message: bytes) -> int:
         """PUBLISH: tell who listens, if there is one; a poller finds it in its inbox."""
         ears = self.find(EARS + channel)
         if ears is None:

@@ -81,7 +81,8 @@ class Postgres(Store):
         self._name = name
         self._oid = 0
         self._stamp = ""
-        self._messages: list[bytes] = []
+        self._told: list[str] = []
+        connection.add_notify_handler(lambda told: self._told.append(told.payload))
 
     # -- statements --------------------------------------------------------------------
 
@@ -259,14 +260,15 @@ class Postgres(Store):
         return is_heard  # not through a pooler, which takes every transaction elsewhere
 
     def _arrived(self) -> list[str]:
+        """Return what has been told; also of what came with the answer to something else."""
         connection = self._connection.pgconn
         try:
             connection.consume_input()
         except psycopg.Error as error:
             raise Broken(str(error)) from None
-        found = []
         while (one := connection.notifies()) is not None:
-            found.append(one.extra.decode())
+            self._told.append(one.extra.decode())
+        found, self._told = self._told, []
         return found
 
     def heard(self) -> list[bytes]:

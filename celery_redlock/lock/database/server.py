@@ -9,7 +9,6 @@ before the process does.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import select
 import socket
@@ -21,10 +20,11 @@ from collections.abc import Sequence
 from celery_redlock.lock.database.batch import MOST_AT_ONCE, Batches
 from celery_redlock.lock.database.resp import encoded, parsed
 from celery_redlock.lock.database.store import Broken, Busy, Store
+from celery_redlock.process.ending import before_end
 from celery_redlock.process.forks import members
 from celery_redlock.process.log import get_logger
 
-__all__ = ["Server", "drain"]
+__all__ = ["Server"]
 
 logger = get_logger(__name__)
 
@@ -46,6 +46,7 @@ class Server:
         self._ours = weakref.ref(ours)
         self._store = store
         self._batches = Batches(store)
+        self._works = False
         self._thread = threading.Thread(target=self._serve, name="redlock-database", daemon=True)
         _every_server.add(self)
 
@@ -59,13 +60,14 @@ class Server:
                 end.close()
         self._store.forget()
 
-    def finish(self, until: float) -> None:
-        """Have it answer what has come, and end."""
-        ours = self._ours()
-        with contextlib.suppress(OSError):
-            if ours is not None:
-                ours.shutdown(socket.SHUT_WR)
-        self._thread.join(max(0.0, until - time.monotonic()))
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that has come is answered."""
+        try:
+            has_more = bool(select.select([self._socket.fileno()], [], [], 0)[0])
+        except (OSError, ValueError):  # it is closed
+            return True
+        return not (has_more or self._works) or not self._thread.is_alive()
 
     def give_up(self) -> None:
         """Let it end what it is doing, but not for good, as where a database hangs."""
@@ -82,7 +84,12 @@ class Server:
     def _serve(self) -> None:
         data = b""
         try:
-            while more := self._socket.recv(CHUNK):
+            while True:
+                self._works = False
+                select.select([self._socket.fileno()], [], [])
+                self._works = True  # before it is read: see `is_settled`
+                if not (more := self._socket.recv(CHUNK)):
+                    break
                 commands, data = parsed(data + more)
                 self._answer(commands)
         except (Broken, Busy, OSError, ValueError) as error:
@@ -129,12 +136,14 @@ class Server:
                 self._store.close_ears(channel)
 
 
-def drain() -> None:
+def settle() -> None:
     """Wait until all that was told is in the databases, for two seconds at most."""
     until = time.monotonic() + GRACE
-    for server in list(_every_server):
-        server.finish(until)
+    while not all(server.is_settled for server in list(_every_server)):
+        if time.monotonic() > until:
+            return
+        time.sleep(0.002)
 
 
 _every_server: weakref.WeakSet[Server] = members("database")
-atexit.register(drain)
+before_end(settle)
