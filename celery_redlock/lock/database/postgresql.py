@@ -188,7 +188,7 @@ class Postgres(Store):
             msg = "is a replica, but a lock node must be the primary: name that one"
             raise Unfit(msg)
         if not may_write:
-            raise Unfit(no_rights("this user may not write to our tables", schema, name))
+            raise Unfit(no_rights("it may only read them", schema, name))
         if len(meta) != 2 or bytes(meta[1][0]) != b"%d" % VERSION:  # noqa: PLR2004  when, and which
             raise Unfit(
                 no_tables(self.table, "has tables of another version, or they were emptied")
@@ -231,8 +231,7 @@ class Postgres(Store):
         except MISSING:
             raise Unfit(no_tables(self.table, "has no tables for locks")) from None
         except errors.InsufficientPrivilege as error:
-            why = error.diag.message_primary or "this user may not read our tables"
-            raise Unfit(no_rights(why, schema, name)) from None
+            raise Unfit(no_rights(str(error.diag.message_primary), schema, name)) from None
         except psycopg.Error as error:
             raise Broken(" ".join(str(error).split())) from None
 
@@ -351,8 +350,9 @@ def no_tables(table: str, what: str) -> str:
 def no_rights(why: str, schema: str, name: str) -> str:
     both = f"{qualified(schema, name)}, {unlogged(schema, name)}"
     return (
-        f"{why}; let their owner run: GRANT SELECT, INSERT, UPDATE, DELETE ON {both} TO this user, "
-        f"or make them as this user: {redlock_command('init')}"
+        f"does not let this user use the tables for locks ({why}); have their owner run: GRANT "
+        f"SELECT, INSERT, UPDATE, DELETE ON {both} TO this user; or have them made by this user: "
+        f"{redlock_command('init')}"
     )
 
 
@@ -392,6 +392,10 @@ def make_tables(url: str, schema: str, name: str) -> bool:
         store = Postgres(connection, schema, name)
         if store.is_made(unlogged(schema, name)):
             return False  # and nothing is written, which this user may be forbidden
+        statements = tables(schema, name)
+        asked = f"SELECT to_regnamespace('\"{schema}\"') IS NOT NULL"
+        if schema and store.run(asked)[0][0][0]:
+            del statements[0]  # it asks for rights that are not needed where there is one
         one_at_a_time = f"SELECT pg_advisory_xact_lock({store.lock_of(META)})"
-        store.run("BEGIN", one_at_a_time, *tables(schema, name), "COMMIT")
+        store.run("BEGIN", one_at_a_time, *statements, "COMMIT")
         return True

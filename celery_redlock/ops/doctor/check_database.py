@@ -101,8 +101,8 @@ def commits(facts: Facts, node: NodeFacts) -> Iterator[Finding]:
     fix = "Nothing, if that is meant."
     if kind == "durable":
         what = (
-            "Its commits are durable: a crash or restart forgets no lock. A failover to a replica "
-            f"may. {away}"
+            "Its commits are durable: a crash or restart forgets no lock. What takes its place (a "
+            f"replica, a restored copy) may lack the newest ones. {away}"
         )
         level = NOTE
     elif kind == "async":
