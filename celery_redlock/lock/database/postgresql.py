@@ -15,7 +15,6 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 from psycopg import errors
@@ -60,8 +59,7 @@ def name_of(url: str) -> str:
 
 
 def plain(url: str) -> str:
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(scheme="postgresql"))
+    return f"postgresql://{url.partition('://')[2]}"
 
 
 def without_url(text: str) -> str:
