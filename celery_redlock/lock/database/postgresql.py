@@ -378,7 +378,7 @@ def tables(schema: str, name: str) -> list[str]:
 
 
 def drops(schema: str, name: str) -> list[str]:
-    """Return the statements that take away what `tables` makes."""
+    """Return the statements that drop what `tables` makes."""
     return [
         f"DROP TABLE IF EXISTS {it}" for it in (qualified(schema, name), unlogged(schema, name))
     ]

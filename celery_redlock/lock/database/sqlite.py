@@ -174,7 +174,7 @@ def tables(schema: str, name: str) -> list[str]:  # noqa: ARG001  as of any data
 
 
 def drops(schema: str, name: str) -> list[str]:  # noqa: ARG001  as of any database
-    """Return the statements that take away what `tables` makes."""
+    """Return the statements that drop what `tables` makes."""
     return [f'DROP TABLE IF EXISTS "{name}"']
 
 

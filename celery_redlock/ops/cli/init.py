@@ -40,7 +40,7 @@ NOTHING = (
 
 @dataclass
 class Made:
-    """What became of the tables of one node."""
+    """The outcome for one node."""
 
     node: str
     made: bool = False
