@@ -211,13 +211,10 @@ def promote(ground: Ground, rng: random.Random) -> Iterator[None]:
     """Kill the primary, and promote a replica that has not heard of the latest commits."""
     replica = ground.another(ground.server)
     with ground.struck("replica promoted"):
-        hears = replica.children("walreceiver")
-        for pid in hears:
+        for pid in ground.server.children("walsender"):
             send(pid, signal.SIGSTOP)
         ground.wait(BEHIND)
-        ground.server.stop()
-        for pid in hears:
-            send(pid, signal.SIGKILL)
+        ground.server.kill()
         replica.do("SELECT pg_promote()")
         ground.server = replica
     yield

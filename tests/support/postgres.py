@@ -5,7 +5,7 @@ A PostgreSQL of the tests' own: on a socket in a folder of its own, gone at the 
         sqlalchemy.create_engine(database.url)
 
 It listens at no port, unless it is given one. It refuses to run as root, so there it runs as
-`nobody`. It ends at the end of its ``with``, and, by the reaper process, when the test run itself is
+`nobody`. It ends at the end of its ``with``, and, by the reaper process, when the test run is
 killed; then the kernel keeps 56 bytes of shared memory for it (``ipcs -m``).
 """
 

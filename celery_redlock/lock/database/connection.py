@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable
@@ -52,7 +53,8 @@ class DatabaseConnection(AbstractConnection):
         server, self._server = self._server, None
         if server is not None and server.is_busy:
             # It ends by itself, unless the database hangs.
-            threading.Thread(target=server.give_up, daemon=True).start()
+            with contextlib.suppress(RuntimeError):  # no more threads, as when the interpreter ends
+                threading.Thread(target=server.give_up, daemon=True).start()
 
     def repr_pieces(self) -> list[tuple[str, Any]]:
         return []

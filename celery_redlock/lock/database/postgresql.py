@@ -20,10 +20,19 @@ import psycopg
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from celery_redlock.lock.database.postgresql_words import (
+    drops,
+    no_rights,
+    no_tables,
+    qualified,
+    stamp_of,
+    system_id,
+    tables,
+    unlogged,
+)
 from celery_redlock.lock.database.rows import Row
 from celery_redlock.lock.database.store import META, VERSION, Broken, Busy, Snapshot, Store
 from celery_redlock.lock.nodes.guard import Unfit
-from celery_redlock.words import redlock_command
 
 __all__ = ["connected", "drops", "make_tables", "name_of", "tables"]
 
@@ -42,8 +51,9 @@ LONGEST = {
     "lock_timeout": 1000,
     "idle_in_transaction_session_timeout": 1000,
 }
-#: How long one waits for what one has told oneself [s]: a pooler may take it elsewhere.
-ECHO = 0.5
+#: How long one waits for what another connection of ours has told [s]. A pooler may bring that to
+#: nobody, as it gives each transaction to whichever of its own connections is free.
+ECHO = 1.0
 RETRIED = (errors.DeadlockDetected, errors.LockNotAvailable, errors.SerializationFailure)
 MISSING = (errors.UndefinedTable, errors.InvalidSchemaName, errors.UndefinedColumn)
 
@@ -71,8 +81,9 @@ def without_url(text: str) -> str:
 class Postgres(Store):
     """One connection to PostgreSQL."""
 
-    def __init__(self, connection: psycopg.Connection[Any], schema: str, name: str) -> None:
-        self._connection = connection
+    def __init__(self, url: str, schema: str, name: str) -> None:
+        self._url = url
+        self._connection = dialled(url)
         self._is_async = False
         self.hears = True
         self.table = qualified(schema, name)
@@ -80,7 +91,7 @@ class Postgres(Store):
         self._oid = 0
         self._stamp = ""
         self._told: list[str] = []
-        connection.add_notify_handler(lambda told: self._told.append(told.payload))
+        self._connection.add_notify_handler(lambda told: self._told.append(told.payload))
 
     # -- statements --------------------------------------------------------------------
 
@@ -250,11 +261,12 @@ class Postgres(Store):
             return False
         name = self._channel(channel)
         self.run(f"LISTEN {name}")
-        self.run(f"NOTIFY {name}")
+        with contextlib.closing(dialled(self._url)) as another:
+            another.execute(f"NOTIFY {name}".encode())
         ends = time.monotonic() + ECHO
         while not (is_heard := bool(self._arrived())) and time.monotonic() < ends:
             time.sleep(0.02)
-        return is_heard  # not through a pooler, which takes every transaction elsewhere
+        return is_heard
 
     def _arrived(self) -> list[str]:
         """Return what has been told; also of what came with the answer to something else."""
@@ -294,7 +306,7 @@ class Postgres(Store):
 
 def connected(url: str, schema: str, name: str, *, is_polled: bool, is_async: bool) -> Postgres:
     """Connect; raises `Broken` if the database is away, and `Unfit` if it is no lock node."""
-    store = Postgres(dialled(url), schema, name)
+    store = Postgres(url, schema, name)
     try:
         store.meet(schema, name, is_polled=is_polled, is_async=is_async)
     except BaseException:
@@ -313,81 +325,9 @@ def dialled(url: str) -> psycopg.Connection[Any]:
         raise Broken(" ".join(str(error).split())) from None
 
 
-# --- words of SQL --------------------------------------------------------------------------
-
-
-def qualified(schema: str, name: str) -> str:
-    return f'"{schema}"."{name}"' if schema else f'"{name}"'
-
-
-def unlogged(schema: str, name: str) -> str:
-    return qualified(schema, f"{name}_crash")
-
-
-def stamp_of(oid: int) -> str:
-    """Return what changes when another server is the database, or the table is another one."""
-    return (
-        "extract(epoch FROM pg_postmaster_start_time())::text, "
-        "CASE WHEN pg_is_in_recovery() THEN 'replica' ELSE "
-        "substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END, "
-        f"pg_relation_filenode({oid})::text"
-    )
-
-
-def system_id() -> str:
-    return (
-        "CASE WHEN has_function_privilege('pg_control_system()', 'EXECUTE') "
-        "THEN (SELECT system_identifier::text FROM pg_control_system()) ELSE '' END"
-    )
-
-
-def no_tables(table: str, what: str) -> str:
-    return f"{what} ({table}); make them: {redlock_command('init')}"
-
-
-def no_rights(why: str, schema: str, name: str) -> str:
-    both = f"{qualified(schema, name)}, {unlogged(schema, name)}"
-    return (
-        f"does not let this user use the tables for locks ({why}); have their owner run: GRANT "
-        f"SELECT, INSERT, UPDATE, DELETE ON {both} TO this user; or have them made by this user: "
-        f"{redlock_command('init')}"
-    )
-
-
-def tables(schema: str, name: str) -> list[str]:
-    """Return the statements that make the tables; they do no harm where these are."""
-    table, crash = qualified(schema, name), unlogged(schema, name)
-    meta = f"'\\x{META.hex()}'::bytea"
-    made = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint::text"
-    found = [f'CREATE SCHEMA IF NOT EXISTS "{schema}"'] if schema else []
-    found.append(
-        f"CREATE TABLE IF NOT EXISTS {table} (key bytea NOT NULL, part bytea NOT NULL, "
-        "kind smallint NOT NULL, value bytea NOT NULL, ends bigint, PRIMARY KEY (key, part)) "
-        "WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05)"
-    )
-    found.append(
-        f"CREATE UNLOGGED TABLE IF NOT EXISTS {crash} "
-        "(one boolean PRIMARY KEY DEFAULT true CHECK (one), id uuid NOT NULL)"
-    )
-    found.append(
-        f"INSERT INTO {table} (key, part, kind, value, ends) VALUES "
-        f"({meta}, ':made', 0, convert_to({made}, 'UTF8'), NULL), "
-        f"({meta}, ':version', 0, '{VERSION}', NULL) ON CONFLICT DO NOTHING"
-    )
-    return found
-
-
-def drops(schema: str, name: str) -> list[str]:
-    """Return the statements that drop what `tables` makes."""
-    return [
-        f"DROP TABLE IF EXISTS {it}" for it in (qualified(schema, name), unlogged(schema, name))
-    ]
-
-
 def make_tables(url: str, schema: str, name: str) -> bool:
     """Return whether the tables were missing, and are made; raises `Broken` if that cannot be."""
-    with contextlib.closing(dialled(url)) as connection:
-        store = Postgres(connection, schema, name)
+    with contextlib.closing(Postgres(url, schema, name)) as store:
         if store.is_made(unlogged(schema, name)):
             return False  # and nothing is written, which this user may be forbidden
         statements = tables(schema, name)

@@ -10,8 +10,11 @@ before the process does.
 from __future__ import annotations
 
 import contextlib
-import select
+import fcntl
+import selectors
 import socket
+import struct
+import termios
 import threading
 import time
 import weakref
@@ -64,7 +67,7 @@ class Server:
     def is_settled(self) -> bool:
         """Whether all that has come is answered."""
         try:
-            has_more = bool(select.select([self._socket.fileno()], [], [], 0)[0])
+            has_more = waiting_in(self._socket) > 0
         except (OSError, ValueError):  # it is closed
             return True
         return not (has_more or self._works) or not self._thread.is_alive()
@@ -86,7 +89,7 @@ class Server:
         try:
             while True:
                 self._works = False
-                select.select([self._socket.fileno()], [], [])
+                self._socket.recv(1, socket.MSG_PEEK)
                 self._works = True  # before it is read: see `is_settled`
                 if not (more := self._socket.recv(CHUNK)):
                     break
@@ -111,29 +114,36 @@ class Server:
             self._batches.sweep()
 
     def _listen(self, channel: bytes) -> None:
+        self._works = False  # nothing that is told here has to arrive
         is_told, told_at = self._store.listen(channel), float("-inf")
         self._socket.sendall(encoded([b"subscribe", channel, 1]))
         try:
-            while True:
-                if time.monotonic() - told_at > EARS_TOLD:
-                    told_at = time.monotonic()
-                    now = self._store.read(()).micros
-                    ends = now + int(EARS_KEPT * 1e6)
-                    self._store.open_ears(channel, is_polled=not is_told, ends=ends)
-                ears = [self._store.fileno()] if is_told else []
-                timeout = EARS_TOLD if is_told else LOOK_EVERY
-                if select.select([self._socket.fileno(), *ears], [], [], timeout)[0][:1] == [
-                    self._socket.fileno()
-                ]:
-                    if not self._socket.recv(CHUNK):
-                        return
-                    self._socket.sendall(encoded([b"pong", b""]))
-                heard = self._store.heard() if is_told else self._store.empty_inbox(channel)
-                for message in heard:
-                    self._socket.sendall(encoded([b"message", channel, message]))
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._socket, selectors.EVENT_READ)
+                if is_told:
+                    selector.register(self._store.fileno(), selectors.EVENT_READ)
+                while True:
+                    if time.monotonic() - told_at > EARS_TOLD:
+                        told_at = time.monotonic()
+                        ends = self._store.read(()).micros + int(EARS_KEPT * 1e6)
+                        self._store.open_ears(channel, is_polled=not is_told, ends=ends)
+                    ready = selector.select(EARS_TOLD if is_told else LOOK_EVERY)
+                    if self._socket in [key.fileobj for key, _ in ready]:
+                        if not self._socket.recv(CHUNK):
+                            return
+                        self._socket.sendall(encoded([b"pong", b""]))
+                    told = self._store.heard() if is_told else self._store.empty_inbox(channel)
+                    for message in told:
+                        self._socket.sendall(encoded([b"message", channel, message]))
         finally:
             with contextlib.suppress(Broken, Busy):
                 self._store.close_ears(channel)
+
+
+def waiting_in(sock: socket.socket) -> int:
+    """Return how many bytes have come and were not read [bytes]."""
+    (found,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, b"    "))
+    return int(found)
 
 
 def settle() -> None:
