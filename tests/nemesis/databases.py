@@ -255,8 +255,8 @@ DATABASE_FAULTS = {
         ("careless",),
     ),
     "db-async": DatabaseFault(
-        "the server is killed, and has lost commits that were answered before they were kept",
-        kill_server,
+        "a backend is killed, and commits are lost that were answered before they were kept",
+        kill_backend,
         (0.0, 1.0),
         (1.0, 3.0),
         ("unguarded",),
