@@ -12,7 +12,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
+import redis
+
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock.database.store import Broken, Busy
 from celery_redlock.lock.nodes.bounded import bounded
 from celery_redlock.lock.nodes.urls import FIXED, hide_password
 
@@ -82,9 +85,12 @@ class DatabaseAddress:
         """Return the statements that make our tables."""
         return cast("list[str]", self._dialect.tables(self._schema, self._table))
 
-    def make_tables(self) -> None:
-        """Make our tables where they are missing; raises `Broken` if that cannot be."""
-        self._dialect.make_tables(self._url, self._schema, self._table)
+    def make_tables(self) -> bool:
+        """Return whether our tables were missing, and are made; ConnectionError if they cannot."""
+        try:
+            return bool(self._dialect.make_tables(self._url, self._schema, self._table))
+        except (Broken, Busy) as error:
+            raise redis.ConnectionError(str(error)) from None
 
     def places(self) -> list[str]:
         return [""]  # one database, whichever way leads there

@@ -141,6 +141,7 @@ class Batches:
         lines = {
             b"server": (
                 f"redis_version:{store.version}",
+                f"redlock_commits:{store.commits}",
                 f"run_id:{store.run_id}",
                 f"uptime_in_seconds:{max(0, store.micros_at_start - store.made) // 1_000_000}",
             ),

@@ -13,11 +13,16 @@ from redis.connection import AbstractConnection
 
 from celery_redlock.lock.database.server import Server
 from celery_redlock.lock.database.store import Broken, Busy, Store
+from celery_redlock.lock.nodes.guard import Unfit
 
 __all__ = ["DatabaseConnection"]
 
 #: Bytes that wait in a socket pair: what fits is taken without waiting.
 BUFFER = 2**18
+
+
+class UnfitDatabase(Unfit, redis.ConnectionError):
+    """A database must not be the lock node; as no connection is made, that is an error of one."""
 
 
 class DatabaseConnection(AbstractConnection):
@@ -31,6 +36,8 @@ class DatabaseConnection(AbstractConnection):
     def _connect(self) -> socket.socket:
         try:
             store = self._connected()
+        except Unfit as error:
+            raise UnfitDatabase(str(error)) from None
         except (Broken, Busy) as error:
             raise redis.ConnectionError(str(error)) from None
         ours, theirs = socket.socketpair()

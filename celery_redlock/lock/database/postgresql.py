@@ -15,18 +15,26 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from celery_redlock.lock.database.postgresql_words import (
+    drops,
+    no_rights,
+    no_tables,
+    qualified,
+    stamp_of,
+    system_id,
+    tables,
+    unlogged,
+)
 from celery_redlock.lock.database.rows import Row
 from celery_redlock.lock.database.store import META, VERSION, Broken, Busy, Snapshot, Store
 from celery_redlock.lock.nodes.guard import Unfit
-from celery_redlock.words import redlock_command
 
-__all__ = ["connected", "make_tables", "name_of", "tables"]
+__all__ = ["connected", "drops", "make_tables", "name_of", "tables"]
 
 #: Of a connection, unless the URL says something else [s, and ms for the last].
 OPTIONS = {
@@ -61,8 +69,7 @@ def name_of(url: str) -> str:
 
 
 def plain(url: str) -> str:
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(scheme="postgresql"))
+    return f"postgresql://{url.partition('://')[2]}"
 
 
 def without_url(text: str) -> str:
@@ -108,8 +115,8 @@ class Postgres(Store):
 
     def begin(self, exclusive: Sequence[bytes], shared: Sequence[bytes]) -> Snapshot:
         keys = sorted(
-            [(self._lock_of(key), False) for key in exclusive]
-            + [(self._lock_of(key), True) for key in shared]
+            [(self.lock_of(key), False) for key in exclusive]
+            + [(self.lock_of(key), True) for key in shared]
         )
         ids = ", ".join(str(ident) for ident, _ in keys)
         flags = ", ".join(str(is_shared).lower() for _, is_shared in keys)
@@ -128,7 +135,7 @@ class Postgres(Store):
         _, (stamp,), rows = self.run(self._limits(), self._now(), self.select(keys))
         return self._snapshot(stamp, rows)
 
-    def _lock_of(self, key: bytes) -> int:
+    def lock_of(self, key: bytes) -> int:
         digest = hashlib.sha1(self._name.encode() + b"\0" + key).digest()  # noqa: S324  no secret
         return int.from_bytes(digest[:8], "big", signed=True)
 
@@ -175,12 +182,22 @@ class Postgres(Store):
             "current_setting('full_page_writes'), "
             "(SELECT oid::text FROM pg_database WHERE datname = current_database())",
             f"SELECT value FROM {self.table} WHERE key = {self.literal(META)} ORDER BY part",
+            f"SELECT bool_and(has_table_privilege(it, 'INSERT') AND has_table_privilege(it, "
+            "'UPDATE') AND has_table_privilege(it, 'DELETE')) FROM unnest(ARRAY["
+            f"'{self.table}', '{unlogged(schema, name)}']) AS it",
             f"SELECT 1 FROM {unlogged(schema, name)}",
         )
-        ((self._oid, is_replica, version, fsync, full_pages, database),), meta, _ = known
+        (
+            ((self._oid, is_replica, version, fsync, full_pages, database),),
+            meta,
+            ((may_write,),),
+            _,
+        ) = known
         if is_replica:
             msg = "is a replica, but a lock node must be the primary: name that one"
             raise Unfit(msg)
+        if not may_write:
+            raise Unfit(no_rights("it may only read them", schema, name))
         if len(meta) != 2 or bytes(meta[1][0]) != b"%d" % VERSION:  # noqa: PLR2004  when, and which
             raise Unfit(
                 no_tables(self.table, "has tables of another version, or they were emptied")
@@ -195,9 +212,21 @@ class Postgres(Store):
         parts = [str(system), database, str(self._oid), *self._stamp.split()[1:]]
         if is_async:
             parts.append(self._since_crash(unlogged(schema, name)))
+        self.commits = "async" if is_async else "durable"
         if "off" in (fsync, full_pages):
+            self.commits = "unsafe"
             parts.append(self._stamp.split()[0])  # a restart may have been a crash
         self.run_id = hashlib.sha1("\n".join(parts).encode()).hexdigest()  # noqa: S324  no secret
+
+    def is_made(self, crash: str) -> bool:
+        """Return whether the tables are there, *crash* is too, and they know their version."""
+        both = f"to_regclass('{self.table}') IS NOT NULL AND to_regclass('{crash}') IS NOT NULL"
+        (((are_there,),),) = self.run(f"SELECT {both}")
+        if not are_there:
+            return False
+        asked = f"SELECT count(*) = 2 FROM {self.table} WHERE key = {self.literal(META)}"
+        (((is_known,),),) = self.run(asked)
+        return bool(is_known)
 
     def _since_crash(self, crash: str) -> str:
         """Return what only a crash changes, of a table that PostgreSQL empties then."""
@@ -211,11 +240,7 @@ class Postgres(Store):
         except MISSING:
             raise Unfit(no_tables(self.table, "has no tables for locks")) from None
         except errors.InsufficientPrivilege as error:
-            needed = (
-                f"GRANT SELECT, INSERT, UPDATE, DELETE ON {self.table}, {unlogged(schema, name)}"
-            )
-            msg = f"{error.diag.message_primary}; {needed}"
-            raise Unfit(msg) from None
+            raise Unfit(no_rights(str(error.diag.message_primary), schema, name)) from None
         except psycopg.Error as error:
             raise Broken(" ".join(str(error).split())) from None
 
@@ -300,62 +325,15 @@ def dialled(url: str) -> psycopg.Connection[Any]:
         raise Broken(" ".join(str(error).split())) from None
 
 
-# --- words of SQL --------------------------------------------------------------------------
-
-
-def qualified(schema: str, name: str) -> str:
-    return f'"{schema}"."{name}"' if schema else f'"{name}"'
-
-
-def unlogged(schema: str, name: str) -> str:
-    return qualified(schema, f"{name}_crash")
-
-
-def stamp_of(oid: int) -> str:
-    """Return what changes when another server is the database, or the table is another one."""
-    return (
-        "extract(epoch FROM pg_postmaster_start_time())::text, "
-        "CASE WHEN pg_is_in_recovery() THEN 'replica' ELSE "
-        "substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END, "
-        f"pg_relation_filenode({oid})::text"
-    )
-
-
-def system_id() -> str:
-    return (
-        "CASE WHEN has_function_privilege('pg_control_system()', 'EXECUTE') "
-        "THEN (SELECT system_identifier::text FROM pg_control_system()) ELSE '' END"
-    )
-
-
-def no_tables(table: str, what: str) -> str:
-    return f"{what} ({table}); make them: {redlock_command('init')}"
-
-
-def tables(schema: str, name: str) -> list[str]:
-    """Return the statements that make the tables; they do no harm where these are."""
-    table, crash = qualified(schema, name), unlogged(schema, name)
-    meta = f"'\\x{META.hex()}'::bytea"
-    made = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint::text"
-    found = [f'CREATE SCHEMA IF NOT EXISTS "{schema}"'] if schema else []
-    found.append(
-        f"CREATE TABLE IF NOT EXISTS {table} (key bytea NOT NULL, part bytea NOT NULL, "
-        "kind smallint NOT NULL, value bytea NOT NULL, ends bigint, PRIMARY KEY (key, part)) "
-        "WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05)"
-    )
-    found.append(
-        f"CREATE UNLOGGED TABLE IF NOT EXISTS {crash} "
-        "(one boolean PRIMARY KEY DEFAULT true CHECK (one), id uuid NOT NULL)"
-    )
-    found.append(
-        f"INSERT INTO {table} (key, part, kind, value, ends) VALUES "
-        f"({meta}, ':made', 0, convert_to({made}, 'UTF8'), NULL), "
-        f"({meta}, ':version', 0, '{VERSION}', NULL) ON CONFLICT DO NOTHING"
-    )
-    return found
-
-
-def make_tables(url: str, schema: str, name: str) -> None:
-    """Make the tables where they are missing; raises `Broken` if that cannot be."""
+def make_tables(url: str, schema: str, name: str) -> bool:
+    """Return whether the tables were missing, and are made; raises `Broken` if that cannot be."""
     with contextlib.closing(Postgres(url, schema, name)) as store:
-        store.run("BEGIN", *tables(schema, name), "COMMIT")
+        if store.is_made(unlogged(schema, name)):
+            return False  # and nothing is written, which this user may be forbidden
+        statements = tables(schema, name)
+        asked = f"SELECT to_regnamespace('\"{schema}\"') IS NOT NULL"
+        if schema and store.run(asked)[0][0][0]:
+            del statements[0]  # it asks for rights that are not needed where there is one
+        one_at_a_time = f"SELECT pg_advisory_xact_lock({store.lock_of(META)})"
+        store.run("BEGIN", one_at_a_time, *statements, "COMMIT")
+        return True

@@ -22,7 +22,7 @@ from celery_redlock.lock.database.rows import Row
 from celery_redlock.lock.database.store import META, VERSION, Broken, Busy, Snapshot, Store
 from celery_redlock.lock.nodes.guard import Unfit
 
-__all__ = ["connected", "make_tables", "name_of", "tables"]
+__all__ = ["connected", "drops", "make_tables", "name_of", "tables"]
 
 #: Longest wait for those who write [s].
 PATIENCE = 1.0
@@ -63,6 +63,7 @@ class Sqlite(Store):
         except sqlite3.Error as error:
             raise Broken(f"{path}: {error}") from None
         self.version = f"SQLite {sqlite3.sqlite_version}"
+        self.commits = "async" if is_async else "durable"
 
     def run(self, *statements: str) -> list[list[tuple[Any, ...]]]:
         try:
@@ -172,6 +173,17 @@ def tables(schema: str, name: str) -> list[str]:  # noqa: ARG001  as of any data
     return [table, f"{insert} ON CONFLICT DO NOTHING"]
 
 
-def make_tables(url: str, schema: str, name: str) -> None:
-    """Make the table where it is missing; raises `Broken` if that cannot be."""
-    connected(url, schema, name, is_polled=True, is_async=False).close()
+def drops(schema: str, name: str) -> list[str]:  # noqa: ARG001  as of any database
+    """Return the statements that drop what `tables` makes."""
+    return [f'DROP TABLE IF EXISTS "{name}"']
+
+
+def make_tables(url: str, schema: str, name: str) -> bool:  # noqa: ARG001  as of any database
+    """Return whether the table was missing, and is made; raises `Broken` if that cannot be."""
+    store = Sqlite(path_of(url), name, is_async=False)
+    try:
+        (found,) = store.run(f"SELECT 1 FROM sqlite_master WHERE name = '{name}'")
+        store.meet(is_async=False)
+    finally:
+        store.close()
+    return not found

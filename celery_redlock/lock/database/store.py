@@ -44,6 +44,8 @@ class Store(ABC):
     Attributes:
         run_id: 40 characters that are others once the database may have forgotten a commit.
         version: Of the server, for people.
+        commits: "durable" if none is ever lost, "async" if a crash may lose the last ones, "unsafe"
+            if it may lose any.
         made: When the tables were made [us, Unix time].
         micros_at_start: The database's clock when it was connected.
         hears: Whether the server says at once what is told; else one has to look.
@@ -52,6 +54,7 @@ class Store(ABC):
 
     run_id: str
     version: str
+    commits: str
     made: int
     micros_at_start: int
     hears: bool

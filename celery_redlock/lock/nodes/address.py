@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 from urllib.parse import urlsplit
 
 import redis
@@ -28,7 +28,7 @@ from celery_redlock.lock.records import is_text
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
 
-__all__ = ["Address", "addresses_of", "shown"]
+__all__ = ["Address", "WithTables", "addresses_of", "shown"]
 
 
 #: Who knows databases: imported where one is named, as its packages are extras.
@@ -48,6 +48,19 @@ class Address(Protocol):
 
     def is_current(self, connection: AbstractConnection) -> bool:
         """Return whether *connection* is to the server that the node was when last connected."""
+
+
+@runtime_checkable
+class WithTables(Protocol):
+    """An address whose node keeps our keys in tables."""
+
+    label: str
+
+    def tables(self) -> list[str]:
+        """Return the statements that make them; they do no harm where these are."""
+
+    def make_tables(self) -> bool:
+        """Return whether they were missing, and are made; ConnectionError if they cannot be."""
 
 
 class UrlAddress:
