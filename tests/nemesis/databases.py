@@ -115,7 +115,7 @@ class Ground:
         for client in self.clients:
             client.signal(signal.SIGTERM)
         for client in self.clients:
-            client.wait(15.0)
+            client.wait(60.0)
         return gone
 
 
