@@ -93,7 +93,7 @@ class Batches:
                 except NotLoaded as error:
                     missing = {error.key}
                 else:
-                    if not missing:
+                    if not missing and (not is_reading or loaded.is_read_only):
                         if not is_reading:
                             self._store.commit(loaded.writes())
                             self._since_sweep += 1
@@ -102,7 +102,7 @@ class Batches:
                     self._store.roll_back()
             except Busy:
                 continue
-            is_reading = is_reading and not loaded.changed
+            is_reading = is_reading and loaded.is_read_only
             keys |= missing
             written |= {key for key in missing if key in loaded.changed or not is_shared(key)}
         return [ResponseError("others are in the way in the database")] * len(commands)
