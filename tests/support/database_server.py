@@ -247,12 +247,14 @@ class Commands(Engine):
         if name in self._more:
             return self._more[name](*words)
         if name == b"ZADD" and len(words) > 3:  # several members
-            pairs = zip(words[1::2], words[2::2], strict=True)
-            return sum(super(Commands, self)._do(name, (words[0], *pair)) for pair in pairs)
+            several = zip(words[1::2], words[2::2], strict=True)
+            return sum(super(Commands, self)._do(name, (words[0], *one)) for one in several)
         reply = super()._do(name, words)
         is_scored = name == b"ZRANGE" and len(words) > 3
-        if not self._is_resp3() or not isinstance(reply, list) or not (
-            is_scored or name == b"HGETALL"
+        if (
+            not self._is_resp3()
+            or not isinstance(reply, list)
+            or not (is_scored or name == b"HGETALL")
         ):
             return reply
         pairs = list(zip(reply[::2], reply[1::2], strict=True))

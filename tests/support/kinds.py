@@ -46,7 +46,7 @@ def binaries() -> dict[str, Path]:
     found = {}
     for kind in ("valkey", "redis"):
         try:
-            found[kind] = find_binary(kind)  # type: ignore[arg-type]
+            found[kind] = find_binary(kind)
         except RuntimeError:
             continue
     return found
@@ -65,4 +65,4 @@ def those_here() -> list[str]:
 def marks_of(kind: str, test: str) -> Collection[Any]:
     """Return what a test of a kind is marked with, by its function's name."""
     reason = NOT_OF_DATABASES.get(test) if kind in DATABASES else None
-    return [pytest.mark.skip(reason=reason)] if reason else []
+    return [pytest.mark.skip(reason=reason)] if reason else [pytest.mark.long] * (kind in DATABASES)

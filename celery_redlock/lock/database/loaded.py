@@ -62,7 +62,7 @@ class Loaded(Keyspace):
 
     @property
     def is_read_only(self) -> bool:
-        """Whether nothing is to be written, and nobody to be told of anything."""
+        """Whether nothing is to be written, and no message to be sent."""
         return not self._told and not self.changed
 
     def _is_over(self, key: bytes) -> bool:
