@@ -13,7 +13,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ import celery_redlock.protect  # noqa: F401  before a test forgets what it has C
 from celery_redlock.process import deferral
 from celery_redlock.testing.servers import Server, find_binary, servers
 from support.clients import hang_up
-from support.database_server import DatabaseServer, database_server
+from support.database_server import DatabaseServer, database_server, hashes_by_name
 from support.kinds import KINDS_OF_NODE, SERVERS, binaries, marks_of, those_here
 from support.machine import IN_CI, found
 from support.postgres import Database, Postgres, find_postgres, postgres
@@ -287,10 +287,13 @@ def contract_server(
 
 
 @pytest.fixture
-def contract_node(contract_server: Server | DatabaseServer) -> Server | DatabaseServer:
+def contract_node(
+    contract_server: Server | DatabaseServer,
+) -> Iterator[Server | DatabaseServer]:
     """An empty server, of each kind in turn, which the test must leave running."""
     _empty(contract_server)
-    return contract_server
+    with hashes_by_name() if isinstance(contract_server, DatabaseServer) else nullcontext():
+        yield contract_server
 
 
 @pytest.fixture
