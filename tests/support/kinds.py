@@ -64,5 +64,7 @@ def those_here() -> list[str]:
 
 def marks_of(kind: str, test: str) -> Collection[Any]:
     """Return what a test of a kind is marked with, by its function's name."""
-    reason = NOT_OF_DATABASES.get(test) if kind in DATABASES else None
-    return [pytest.mark.skip(reason=reason)] if reason else [pytest.mark.long] * (kind in DATABASES)
+    if kind not in DATABASES:
+        return []
+    reason = NOT_OF_DATABASES.get(test)
+    return [pytest.mark.long, *([pytest.mark.skip(reason=reason)] if reason else [])]
