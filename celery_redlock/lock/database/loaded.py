@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from celery_redlock.keyspace.keys import Keyspace
-from celery_redlock.keyspace.values import SYNTAX, WRONG_TYPE, Refused, whole
+from celery_redlock.keyspace.values import SYNTAX, WRONG_TYPE, Refused, Status, whole
 from celery_redlock.lock.database.rows import (
     ENTRY,
     Head,
@@ -19,10 +19,11 @@ from celery_redlock.lock.database.rows import (
 )
 from celery_redlock.lock.scripts.scripting import pack
 
-__all__ = ["EARS", "Loaded", "NotLoaded"]
+__all__ = ["EARS", "INBOX", "NO_RENAME", "Loaded", "NotLoaded"]
 
 #: What the key of who listens to a channel begins with, and that of what such a one is yet to hear.
 EARS, INBOX = b"\0ears:", b"\0inbox:"
+NO_RENAME = "ERR a stream in a database cannot be renamed"
 
 
 class NotLoaded(Exception):
@@ -42,7 +43,6 @@ class Loaded(Keyspace):
         self._keys = frozenset(keys)
         self._before = values_of(rows)
         self.store = {key: it for key, it in self._before.items() if micros / 1000 < it[1]}
-        self._entries: list[Row] = []
         self._trimmed: dict[bytes, int] = {}
         self._told: list[tuple[bytes, bytes]] = []
 
@@ -73,7 +73,9 @@ class Loaded(Keyspace):
             keys += [key] if is_anew or self._is_over(key) else []
             parts += [(key, part) for part in gone]
             rows += more
-        return Writes(keys, parts, rows + self._entries, self._trimmed, self._told)
+            value = self.store[key][0]
+            rows += value.fresh if isinstance(value, Head) else ()
+        return Writes(keys, parts, rows, self._trimmed, self._told)
 
     # -- streams, of which only the head is loaded ---------------------------------------
 
@@ -92,16 +94,21 @@ class Loaded(Keyspace):
         found = self.find(key)
         if found is not None and not isinstance(found, Head):
             raise Refused(WRONG_TYPE)
-        head = found or Head()
+        head = found or Head(is_new=True)
         made = (self.now, 0) if self.now > head.last[0] else (head.last[0], head.last[1] + 1)
         length = head.length + 1
-        self._entries.append(
-            Row(entries_key(key), entry_part(*made), ENTRY, pack(*words[4:]), None)
-        )
+        entry = Row(entries_key(key), entry_part(*made), ENTRY, pack(*words[4:]), None)
         if length > most + most // 8 + 8:
             self._trimmed[entries_key(key)] = length = most
-        self.change(key, Head(made, length))
+        self.change(key, Head(made, length, (*head.fresh, entry), head.is_new))
         return b"%d-%d" % made
+
+    def rename(self, key: bytes, to: bytes) -> Status:
+        """RENAME, but of a stream, whose entries are rows of its name."""
+        if isinstance(self.find(key), Head):
+            raise Refused(NO_RENAME)
+        self.find(to)  # what is there is replaced, and so has to be known
+        return super().rename(key, to)
 
     # -- hints ---------------------------------------------------------------------------
 
@@ -113,7 +120,7 @@ class Loaded(Keyspace):
         if ears == b"poll":
             inbox = INBOX + channel
             found = self.find(inbox)
-            entry = b"%d-%d" % (self.micros, len(found or ()))
+            entry = b"%016d-%06d" % (self.micros, len(found or ()))
             super().hset(inbox, entry, message)
             self.store[inbox] = (self.store[inbox][0], self.micros / 1000 + 60_000)
         else:

@@ -61,7 +61,7 @@ def keys_of(command: Sequence[bytes]) -> Sequence[bytes]:
     """Return the keys that a command names; a word too many does no harm."""
     name, words = command[0].upper(), command[1:]
     if name in (b"EVAL", b"EVALSHA"):
-        return words[2 : 2 + int(words[1])]
+        return words[2 : 2 + int(words[1])] if words[1:] and words[1].isdigit() else ()
     if name in OF_KEYS:
         return words
     return words[:1] if name in COMMANDS and COMMANDS[name].least else ()

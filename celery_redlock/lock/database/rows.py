@@ -44,6 +44,8 @@ class Head(NamedTuple):
 
     last: tuple[int, int] = (0, 0)
     length: int = 0
+    fresh: tuple[Row, ...] = ()  # entries that are not written yet
+    is_new: bool = False  # whether none of its entries is written yet
 
 
 KINDS: dict[type, int] = {bytes: STRING, Hash: HASH, SortedSet: SORTED_SET, Head: STREAM}
@@ -100,7 +102,8 @@ def difference(
     ends = None if end == NEVER else math.floor(end * 1000 + 0.5)
     kind = KINDS[type(value)]
     head = Row(key, b"", kind, head_value(value), ends)
-    if before is None or type(before[0]) is not type(value):
+    is_new = isinstance(value, Head) and value.is_new
+    if before is None or type(before[0]) is not type(value) or is_new:
         fresh = [Row(key, part, kind, text, None) for part, text in texts(value)]
         return before is not None, [], [head, *fresh]
     old, new = dict(texts(before[0])), dict(texts(value))

@@ -172,8 +172,12 @@ class Store(ABC):
         self.run(*self.statements(Writes([EARS + channel], [], [], {}, [])))
 
     def empty_inbox(self, channel: bytes) -> list[bytes]:
-        inbox = self.literal(INBOX + channel)
-        (found,) = self.run(f"DELETE FROM {self.table} WHERE key = {inbox} RETURNING part, value")
+        inbox = INBOX + channel
+        if not self.read([inbox]).rows:  # as most of the time; and who deletes waits for others
+            return []
+        (found,) = self.run(
+            f"DELETE FROM {self.table} WHERE key = {self.literal(inbox)} RETURNING part, value"
+        )
         return [bytes(value) for part, value in sorted(found) if part]
 
     # -- words -------------------------------------------------------------------------
