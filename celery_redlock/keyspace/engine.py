@@ -105,6 +105,8 @@ class Engine:
         script = self.scripts.get(digest)
         if script is None:
             raise Refused("NOSCRIPT No matching script.")
+        if not keys.isdigit() or int(keys) > len(words):
+            raise Refused("ERR value is not an integer or out of range")
         return lua.run(script, self._call, int(keys), words)
 
     def _call(self, *words: Any) -> Any:

@@ -234,10 +234,10 @@ def test_a_database_that_is_away_at_start_votes_once_it_is_back(url, tmp_path, p
     else:
         name = url.partition("@/")[2].partition("?")[0]
         address_of(url).make_tables()
-        postgres_server._do(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        postgres_server.do(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
 
         def come_back():
-            postgres_server._do(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+            postgres_server.do(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
 
     lock = Redlock([url], Rules(**PATIENT))
     try:
