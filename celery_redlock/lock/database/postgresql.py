@@ -18,10 +18,14 @@ from typing import Any
 
 import psycopg
 from psycopg import errors
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from celery_redlock.lock.database.postgresql_url import dialled, name_of
 from celery_redlock.lock.database.postgresql_words import (
+    CLOCK,
+    WEAK,
     drops,
+    limits,
+    micros_of,
     no_rights,
     no_tables,
     qualified,
@@ -36,46 +40,11 @@ from celery_redlock.lock.nodes.guard import Unfit
 
 __all__ = ["connected", "drops", "make_tables", "name_of", "tables"]
 
-#: Of a connection, unless the URL says something else [s, and ms for the last].
-OPTIONS = {
-    "application_name": "celery-redlock",
-    "connect_timeout": 3,
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 10_000,
-}
-#: Longest statement, wait for a lock, and pause of a client amid a transaction [ms].
-LONGEST = {
-    "statement_timeout": 2000,
-    "lock_timeout": 1000,
-    "idle_in_transaction_session_timeout": 1000,
-}
 #: How long one waits for what another connection of ours has told [s]. A pooler may bring that to
 #: nobody, as it gives each transaction to whichever of its own connections is free.
 ECHO = 1.0
 RETRIED = (errors.DeadlockDetected, errors.LockNotAvailable, errors.SerializationFailure)
 MISSING = (errors.UndefinedTable, errors.InvalidSchemaName, errors.UndefinedColumn)
-
-
-def name_of(url: str) -> str:
-    """Return the name of the database at *url*, without how to get there; ValueError if none."""
-    try:
-        words = conninfo_to_dict(plain(url))
-    except psycopg.Error as error:
-        raise ValueError(without_url(str(error))) from None
-    name = words.get("dbname") or words.get("service") or words.get("user") or ""
-    return f"postgresql/{name}" if name else "postgresql"
-
-
-def plain(url: str) -> str:
-    return f"postgresql://{url.partition('://')[2]}"
-
-
-def without_url(text: str) -> str:
-    """Return the first line of an error of libpq's, without what it quotes of a URL."""
-    line = (text.splitlines() or [""])[0]
-    return line.partition('"')[0].rstrip(" :") if "://" in line else line
 
 
 class Postgres(Store):
@@ -90,6 +59,7 @@ class Postgres(Store):
         self._name = name
         self._oid = 0
         self._stamp = ""
+        self._limits = limits("on")
         self._told: list[str] = []
         self._connection.add_notify_handler(lambda told: self._told.append(told.payload))
 
@@ -122,7 +92,7 @@ class Postgres(Store):
         flags = ", ".join(str(is_shared).lower() for _, is_shared in keys)
         *_, (stamp,), rows = self.run(
             "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
-            self._limits(),
+            *self._limits,
             "SELECT CASE WHEN s THEN pg_advisory_xact_lock_shared(i) ELSE "
             f"pg_advisory_xact_lock(i) END FROM unnest(ARRAY[{ids}]::bigint[], "
             f"ARRAY[{flags}]::boolean[]) AS lock(i, s)",
@@ -132,37 +102,27 @@ class Postgres(Store):
         return self._snapshot(stamp, rows)
 
     def read(self, keys: Sequence[bytes]) -> Snapshot:
-        _, (stamp,), rows = self.run(self._limits(), self._now(), self.select(keys))
+        begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+        *_, (stamp,), rows, _ = self.run(
+            begin, *self._limits, self._now(), self.select(keys), "COMMIT"
+        )
         return self._snapshot(stamp, rows)
 
     def lock_of(self, key: bytes) -> int:
         digest = hashlib.sha1(self._name.encode() + b"\0" + key).digest()  # noqa: S324  no secret
         return int.from_bytes(digest[:8], "big", signed=True)
 
-    def _limits(self) -> str:
-        settings = [f"set_config('{name}', '{most}', true)" for name, most in LONGEST.items()]
-        is_weak = "current_setting('synchronous_commit') IN ('off', 'local')"
-        weaker = (
-            "'off'"
-            if self._is_async
-            else (f"CASE WHEN {is_weak} THEN 'on' ELSE current_setting('synchronous_commit') END")
-        )
-        return f"SELECT {', '.join(settings)}, set_config('synchronous_commit', {weaker}, true)"
-
     def _now(self) -> str:
-        return (
-            "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, "
-            f"concat_ws(' ', {stamp_of(self._oid)})"
-        )
+        return f"SELECT {CLOCK}, concat_ws(' ', {stamp_of(self._oid)})"
 
     def _snapshot(self, now: tuple[Any, ...], rows: Iterable[tuple[Any, ...]]) -> Snapshot:
-        micros, stamp = now
+        seconds, stamp = now
         if stamp != self._stamp:
             self.close()
             msg = "another server is the database now, or its table is another one"
             raise Broken(msg)
         return Snapshot(
-            micros,
+            micros_of(seconds),
             [
                 Row(bytes(key), bytes(part), kind, bytes(value), e)
                 for key, part, kind, value, e in rows
@@ -179,7 +139,7 @@ class Postgres(Store):
             name,
             f"SELECT '{self.table}'::regclass::oid::bigint, pg_is_in_recovery(), "
             "current_setting('server_version'), current_setting('fsync'), "
-            "current_setting('full_page_writes'), "
+            "current_setting('full_page_writes'), current_setting('synchronous_commit'), "
             "(SELECT oid::text FROM pg_database WHERE datname = current_database())",
             f"SELECT value FROM {self.table} WHERE key = {self.literal(META)} ORDER BY part",
             f"SELECT bool_and(has_table_privilege(it, 'INSERT') AND has_table_privilege(it, "
@@ -188,7 +148,7 @@ class Postgres(Store):
             f"SELECT 1 FROM {unlogged(schema, name)}",
         )
         (
-            ((self._oid, is_replica, version, fsync, full_pages, database),),
+            ((self._oid, is_replica, version, fsync, full_pages, commits, database),),
             meta,
             ((may_write,),),
             _,
@@ -204,11 +164,12 @@ class Postgres(Store):
             )
         self.made, self.version = int(bytes(meta[0][0])), f"PostgreSQL {version.split()[0]}"
         ((found,),) = self.run(
-            f"SELECT {system_id()}, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, "
-            f"concat_ws(' ', {stamp_of(self._oid)})"
+            f"SELECT {system_id()}, {CLOCK}, concat_ws(' ', {stamp_of(self._oid)})"
         )
-        system, micros, self._stamp = found
-        self.micros_at_start = micros
+        system, seconds, self._stamp = found
+        self.micros_at_start = micros_of(seconds)
+        durable = "on" if commits in WEAK else commits
+        self._limits = limits("off" if is_async else durable)
         parts = [str(system), database, str(self._oid), *self._stamp.split()[1:]]
         if is_async:
             parts.append(self._since_crash(unlogged(schema, name)))
@@ -313,16 +274,6 @@ def connected(url: str, schema: str, name: str, *, is_polled: bool, is_async: bo
         store.close()
         raise
     return store
-
-
-def dialled(url: str) -> psycopg.Connection[Any]:
-    own = conninfo_to_dict(plain(url))
-    words: dict[str, Any] = {name: value for name, value in OPTIONS.items() if name not in own}
-    try:
-        where = make_conninfo(plain(url), **words)
-        return psycopg.connect(where, autocommit=True, prepare_threshold=None)
-    except psycopg.Error as error:
-        raise Broken(" ".join(str(error).split())) from None
 
 
 def make_tables(url: str, schema: str, name: str) -> bool:

@@ -6,7 +6,11 @@ from celery_redlock.lock.database.store import META, VERSION
 from celery_redlock.words import redlock_command
 
 __all__ = [
+    "CLOCK",
+    "WEAK",
     "drops",
+    "limits",
+    "micros_of",
     "no_rights",
     "no_tables",
     "qualified",
@@ -15,6 +19,16 @@ __all__ = [
     "tables",
     "unlogged",
 ]
+
+#: Longest statement, wait for a lock, and pause of a client amid a transaction [ms].
+LONGEST = {
+    "statement_timeout": 2000,
+    "lock_timeout": 1000,
+    "idle_in_transaction_session_timeout": 1000,
+}
+#: What of ``synchronous_commit`` lets a crash lose what was answered.
+WEAK = ("off", "local")
+CLOCK = "date_part('epoch', clock_timestamp())"
 
 
 def qualified(schema: str, name: str) -> str:
@@ -28,11 +42,21 @@ def unlogged(schema: str, name: str) -> str:
 def stamp_of(oid: int) -> str:
     """Return what changes when another server is the database, or the table is another one."""
     return (
-        "extract(epoch FROM pg_postmaster_start_time())::text, "
+        "date_part('epoch', pg_postmaster_start_time())::text, "
         "CASE WHEN pg_is_in_recovery() THEN 'replica' ELSE "
         "substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END, "
         f"pg_relation_filenode({oid})::text"
     )
+
+
+def limits(commits: str) -> tuple[str, ...]:
+    """Return the settings of each transaction: a pooler keeps none for us."""
+    found = [f"SET LOCAL {name} = {most}" for name, most in LONGEST.items()]
+    return (*found, f"SET LOCAL synchronous_commit = {commits}")
+
+
+def micros_of(seconds: float) -> int:
+    return int(seconds * 1e6 + 0.5)
 
 
 def system_id() -> str:
