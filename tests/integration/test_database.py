@@ -77,7 +77,7 @@ def test_one_at_most_of_many_threads(lock):
             with lock.hold("n", wait=LONG):
                 inside.append(1)
                 most.append(len(inside))
-                time.sleep(0.002)
+                time.sleep(0.002)  # stands in for work
                 inside.pop()
                 done.append(1)
 

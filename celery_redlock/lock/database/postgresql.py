@@ -102,7 +102,7 @@ class Postgres(Store):
         return self._snapshot(stamp, rows)
 
     def read(self, keys: Sequence[bytes]) -> Snapshot:
-        begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+        begin = "BEGIN READ ONLY, ISOLATION LEVEL REPEATABLE READ"
         *_, (stamp,), rows, _ = self.run(
             begin, *self._limits, self._now(), self.select(keys), "COMMIT"
         )
