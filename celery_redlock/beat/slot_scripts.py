@@ -136,5 +136,10 @@ SETTLE = Script(SETTLE_LUA, read_release, guarded=False, one_way=True)
 WITHDRAW = Script(WITHDRAW_LUA, read_release, guarded=False, one_way=True)
 #: The last slot is the fence, none is 0; the value is its state.
 SLOT = ("fence", lambda value: fence_in(value or b"0"))
-LOOK = Script(HEAD + LOOK_LUA, replies({1: (VoteKind.GRANTED, (SLOT, VALUE))}), guarded=False)
+LOOK = Script(
+    HEAD + LOOK_LUA,
+    replies({1: (VoteKind.GRANTED, (SLOT, VALUE))}),
+    guarded=False,
+    writes=False,
+)
 register(CLAIM, SETTLE, WITHDRAW, LOOK)

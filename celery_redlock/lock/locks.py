@@ -32,6 +32,7 @@ from celery_redlock.lock.lock_events import of_grant, of_refusal, of_release, of
 from celery_redlock.lock.nodes.address import Address, addresses_of
 from celery_redlock.lock.nodes.cluster import with_hash_tag
 from celery_redlock.lock.nodes.fanout import Fanout
+from celery_redlock.lock.nodes.urls import rules_for
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import requests
 from celery_redlock.lock.scripts.requests import Marker
@@ -60,7 +61,7 @@ class Locks:
         observers: Iterable[Observer] = (),
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.rules = with_hash_tag(rules or Rules(), nodes)
+        self.rules = with_hash_tag(rules or rules_for(nodes), nodes)
         self.nodes = tuple(nodes)
         self.notify = broadcast(observers)
         #: The connections of this process, what this client knows, and what does its I/O: for

@@ -41,6 +41,7 @@ from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.lock_events import of_release
 from celery_redlock.lock.locks import Locks
 from celery_redlock.lock.nodes.credentials import with_credentials
+from celery_redlock.lock.nodes.urls import rules_for
 from celery_redlock.lock.rules import Rules, in_seconds
 from celery_redlock.lock.scripts.votes import votes_by_node
 from celery_redlock.process.deferral import defer_signals
@@ -93,7 +94,8 @@ class Redlock(Locks):
             known = ", ".join(sorted(Rules.__dataclass_fields__))
             msg = f"unknown setting {min(unknown)!r}; known are {known}"
             raise ConfigurationError(msg)
-        return cls(with_credentials(urls, username, password), Rules.of(**settings), observers)
+        nodes = with_credentials(urls, username, password)
+        return cls(nodes, rules_for(nodes, **settings), observers)
 
     @contextlib.contextmanager
     def hold(

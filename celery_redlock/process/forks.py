@@ -26,11 +26,12 @@ STAGES = (
     "fanout",  # connections to the nodes
     "watchdog",
     "listener",
+    "database",  # the other ends of connections to one
     "outbox",
     "plugin",
     "counting",  # of metrics
     "nodewatch",  # which counts while it holds forks off
-    "nodes in memory",  # of tests
+    "keyspace",  # whose turn it is to run Lua
     "servers",  # likewise
 )
 

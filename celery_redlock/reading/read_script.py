@@ -88,7 +88,7 @@ for i, key in ipairs(KEYS) do
 end
 return found
 """
-READ = Script(READ_LUA, read_release, guarded=False)
+READ = Script(READ_LUA, read_release, guarded=False, writes=False)
 
 # KEYS ; answers for how long each is there yet
 EXPIRIES_LUA = """
@@ -96,7 +96,7 @@ local found = {}
 for i, key in ipairs(KEYS) do found[i] = redis.call('PTTL', key) end
 return found
 """
-EXPIRIES = Script(EXPIRIES_LUA, read_release, guarded=False)
+EXPIRIES = Script(EXPIRIES_LUA, read_release, guarded=False, writes=False)
 
 
 def read_commands(rules: Rules, names: Sequence[str]) -> list[Sequence[Any]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from celery_redlock.lock.nodes.address import address_of
 from celery_redlock.lock.rules import Rules
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.nodes import bootstrap
@@ -113,13 +114,14 @@ def is_skipped(task, *args, **kwargs):
 
 
 @pytest.fixture
-def shop_for(tmp_path, broker, start_worker):
+def shop_for(tmp_path, broker, start_worker, request):
     """The shop with a line of the table: ``shop_for(need)``."""
     bootstrap([broker.url], Rules(ttl=TTL))
     shops = []
 
     def make(need):
         shops.append(Shop(tmp_path, broker, NEEDS[need], start_worker))
+        shops[0].fixture = request.getfixturevalue
         return shops[0]
 
     yield make
@@ -216,6 +218,21 @@ def is_protected_by_a_setting(shop):
 
 def clean():
     return "ran"
+
+
+@check("To lock without Redis, on your PostgreSQL")
+def locks_on_a_database(shop):
+    url = shop.fixture("database").url.replace("postgresql+psycopg:", "postgresql:")
+    exec(shop.code.replace("postgresql://app@db/shop", url), {"app": shop.app})
+    address_of(url).make_tables()
+    bootstrap([url], Rules(ttl=TTL))
+    bill = shop.app.tasks["shop.bill"]
+    with shop.held("invoice:7"):
+        assert is_skipped(bill, 7)
+        assert not is_skipped(bill, 8)
+    assert "postgresql/" in plugin_for(shop.app).locks.labels[0]
+    with redis.Redis.from_url(shop.broker.url) as client:
+        assert not client.keys("redlock:lock:*")
 
 
 @check("Late writes refused")

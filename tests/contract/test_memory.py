@@ -35,6 +35,7 @@ from celery_redlock.beat.slot_records import (
     settle_request,
     withdraw_request,
 )
+from celery_redlock.keyspace.commands import COMMANDS
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.nodes.guard import boot_marker
 from celery_redlock.lock.records import Keys, line_key, ms, place_name, waiters_key
@@ -53,7 +54,6 @@ from celery_redlock.lock.scripts.scripts import ENROL
 from celery_redlock.lock.waiting.waiting import InLine, leave_request, wait_request
 from celery_redlock.reading.journal import record_request
 from celery_redlock.reading.read_script import EXPIRIES, READ
-from celery_redlock.testing.commands import COMMANDS
 from celery_redlock.testing.model import NodeModel
 from celery_redlock.unique.requests import (
     AS_IT_IS,

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from nemesis.celery_run import ABOUT, run_celery
 from nemesis.clocks import LIBRARY
+from nemesis.databases import DATABASE_FAULTS, run_database
 from nemesis.faults import FAULTS
 from nemesis.report import status_of, table
 from nemesis.run import run
@@ -32,6 +33,7 @@ that had to break did not (more minutes help), or because libfaketime is missing
 
 def parser() -> argparse.ArgumentParser:
     faults = "\n".join(f"  {fault.name:<17}{fault.about}" for fault in FAULTS.values())
+    faults += "".join(f"\n  {name:<17}{it.about}" for name, it in DATABASE_FAULTS.items())
     faults += f"\n  {'celery':<17}{ABOUT}"
     made = argparse.ArgumentParser(
         prog="python -m nemesis",
@@ -55,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
 
 def chosen(names: Sequence[str]) -> list[str]:
     """Return the faults to run; those whose tools are missing only in CI, where they must not."""
-    known = [*FAULTS, "celery"]
+    known = [*FAULTS, *DATABASE_FAULTS, "celery"]
     unknown = set(names) - set(known)
     if unknown:
         raise SystemExit(f"no fault is called {min(unknown)!r}; there are {', '.join(known)}")
@@ -94,6 +96,8 @@ def one(name: str, options: argparse.Namespace, over: threading.Event) -> Run:
     try:
         if name == "celery":
             return run_celery(seconds, seed, tell=tell, over=over, logs=options.logs)
+        if name in DATABASE_FAULTS:
+            return run_database(name, seconds, seed, tell=tell, over=over, logs=options.logs)
         result = run(FAULTS[name], seconds, seed, tell=tell, over=over, logs=options.logs)
     except Exception as error:  # noqa: BLE001
         return Run(name, 0.0, seed, 0, {}, None, 0, {}, [f"the run failed: {error!r}"])

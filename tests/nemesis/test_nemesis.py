@@ -11,6 +11,7 @@ import redis
 
 from nemesis.celery_run import run_celery
 from nemesis.clocks import LIBRARY
+from nemesis.databases import run_database
 from nemesis.faults import FAULTS
 from nemesis.leftovers import Sampler
 from nemesis.report import table
@@ -57,6 +58,22 @@ def test_where_strikes_hit_the_way_to_the_nodes_or_the_clients_no_promise_is_bro
     for result in done:
         written = (tmp_path / result.fault / "strikes.jsonl").read_text().splitlines()
         assert len(written) >= result.injections
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fault", ["db-async", "db-promote"])
+def test_a_database_that_forgets_breaks_a_weaker_lock_alone(fault, postgres_server):
+    result = run_database(fault, SECONDS, SEED, longest=LONGEST)
+    assert result.violations == [], table(result)
+    assert result.counts, table(result)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("fault", ["db-kill9", "db-backends", "db-lines", "db-clients"])
+def test_a_database_that_is_struck_keeps_every_promise(fault, postgres_server):
+    result = run_database(fault, SECONDS, SEED)
+    assert result.violations == [], table(result)
+    assert result.injections
 
 
 def test_a_lock_without_an_expiry_is_seen(redis_nodes):

@@ -11,7 +11,7 @@ import pytest
 from support.built import IndexUnreachable, Venv, build, copy_sources
 
 #: What a user may choose; all but those for whoever works on the project.
-EXTRAS = "cli,demo,hiredis,otel,prometheus,testing,web"
+EXTRAS = "cli,demo,hiredis,otel,postgresql,prometheus,sqlite,testing,web"
 
 
 @dataclass(frozen=True)

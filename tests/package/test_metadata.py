@@ -96,7 +96,8 @@ def test_nothing_is_pinned_for_users(metadata):
 
 
 @pytest.mark.parametrize(
-    "extra", ["cli", "demo", "hiredis", "otel", "prometheus", "testing", "web"]
+    "extra",
+    ["cli", "demo", "hiredis", "otel", "postgresql", "prometheus", "sqlite", "testing", "web"],
 )
 def test_an_extra_is_there_and_told_of(metadata, extra):
     assert extra in metadata.get_all("Provides-Extra")

@@ -7,18 +7,22 @@ import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from urllib.parse import quote
 
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.testing.ports import PORTS
 from celery_redlock.testing.servers import Server, servers
 from support.pages import ports_of
+from support.postgres import DURABLE, find_postgres, postgres
 
 __all__ = ["Names", "names_for"]
 
 LOCK_NODE = re.compile(r"redis://lock-(\d)/0")
 UNNAMED = re.compile(r"redis://(?:lock|broker)\b[^\s\"'`]*")
 LOCK_NODES = 5
+#: A database as pages write it, and the broker of who has one and no Redis.
+DATABASE, BROKER = "postgresql://app@db/shop", "amqp://broker//"
 
 
 class Names:
@@ -49,6 +53,8 @@ class Names:
         for name, place in self.places.items():
             text = text.replace(place, name)
         for name, place in self.places.items():
+            if not place.startswith("redis"):
+                continue  # its label does not say where it is
             host_and_port, _, _ = place.partition("://")[2].partition("/")
             text = text.replace(host_and_port, f"{name.partition('://')[2].partition('/')[0]}:6379")
         for number, port in self.ports.items():
@@ -66,7 +72,7 @@ def names_for(text: str, given: Sequence[Server] = ()) -> Iterator[Names]:
         given: Lock nodes and, last, the broker; none are started then.
     """
     with ExitStack() as stack:
-        is_needed = "redis://lock-" in text or "redis://broker" in text
+        is_needed = "redis://lock-" in text or "redis://broker" in text or DATABASE in text
         if not given and is_needed:
             given = stack.enter_context(servers(LOCK_NODES + 1))
         places = {f"redis://lock-{n}/0": node.url for n, node in enumerate(given[:-1], 1)}
@@ -74,10 +80,27 @@ def names_for(text: str, given: Sequence[Server] = ()) -> Iterator[Names]:
             for n in (0, 1):
                 places[f"redis://broker/{n}"] = f"{broker.url.removesuffix('/0')}/{n}"
                 bootstrap([places[f"redis://broker/{n}"]], Rules())  # one is the node
+            if DATABASE in text:
+                places[BROKER] = broker.url  # any will do, and this one is here
+        if DATABASE in text:
+            places.update(stack.enter_context(database()))
         nodes = [f"redis://lock-{n}/0" for n in sorted(set(LOCK_NODE.findall(text)))]
         if nodes:
             bootstrap([places[name] for name in nodes if name in places], Rules())
         yield Names(places, dict(pair for run in ports_of(text) for pair in free_ports(run)))
+
+
+@contextmanager
+def database() -> Iterator[dict[str, str]]:
+    """Start a PostgreSQL, and yield what stands for `DATABASE` as a URL and for Django."""
+    with postgres(find_postgres(), DURABLE) as server:
+        server.do("CREATE ROLE app LOGIN SUPERUSER")
+        server.do("CREATE DATABASE shop OWNER app")
+        folder = str(server.folder)
+        yield {
+            "postgresql://app@db/": f"postgresql://app@{quote(folder, safe='')}/",
+            '"HOST": "db"': f'"HOST": "{folder}"',
+        }
 
 
 def free_ports(run: range) -> Iterator[tuple[int, int]]:

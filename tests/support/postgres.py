@@ -4,9 +4,9 @@ A PostgreSQL of the tests' own: on a socket in a folder of its own, gone at the 
     with postgres(find_postgres()) as server, server.database() as database:
         sqlalchemy.create_engine(database.url)
 
-It listens at no port. It refuses to run as root, so there it runs as `nobody`. It ends at the
-end of its ``with``, and, by the reaper process, when the test run itself is killed; then the
-kernel keeps 56 bytes of shared memory for it (``ipcs -m``).
+It listens at no port, unless it is given one. It refuses to run as root, so there it runs as
+`nobody`. It ends at the end of its ``with``, and, by the reaper process, when the test run is
+killed; then the kernel keeps 56 bytes of shared memory for it (``ipcs -m``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import signal
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,15 @@ from typing import Any
 from celery_redlock.testing.reaper import reaper
 from support.waiting import eventually
 
-__all__ = ["Database", "Postgres", "find_postgres", "postgres"]
+__all__ = ["DURABLE", "Database", "Postgres", "find_postgres", "postgres"]
 
 #: Where Debian keeps the programs, one folder per major version, and off PATH.
 DEBIAN = Path("/usr/lib/postgresql")
 USER = "redlock"
 # Nothing of it has to outlive the test run.
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+#: What it has committed outlives a crash.
+DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
 CALM = {"max_connections": "60", "shared_buffers": "16MB", "autovacuum": "off"}
 
 
@@ -69,8 +71,24 @@ class Database:
 
 
 class Postgres:
-    def __init__(self, programs: Path) -> None:
+    """
+    One server.
+
+    Args:
+        programs: The folder of its programs.
+        settings: That are not as for a server that is fast and forgetful.
+        copy_of: A server whose replica it is.
+    """
+
+    def __init__(
+        self,
+        programs: Path,
+        settings: Mapping[str, str] = FAST,
+        copy_of: Postgres | None = None,
+    ) -> None:
         self.programs = programs
+        self._settings = settings
+        self._copy_of = copy_of
         self.folder = Path(tempfile.mkdtemp(prefix="redlock-postgres-"))
         self._as_whom: dict[str, Any] = {}
         if os.geteuid() == 0:
@@ -80,18 +98,61 @@ class Postgres:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
-        data = str(self.folder / "data")
-        how = ["--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync"]
-        made = self._launch(
-            [str(self.programs / "initdb"), "--pgdata", data, "--username", USER, *how]
-        )
-        assert made.wait(timeout=60) == 0, self.log()
+        """Make its data, if there are none; start it and wait until it answers."""
+        data = self.folder / "data"
+        if not data.exists():
+            made = self._launch(self._copied() if self._copy_of else self._made())
+            assert made.wait(timeout=60) == 0, self.log()
         settings = {"listen_addresses": "", "unix_socket_directories": str(self.folder)}
-        options = [f"--{name}={value}" for name, value in {**settings, **FAST, **CALM}.items()]
-        self._process = self._launch([str(self.programs / "postgres"), "-D", data, *options])
+        settings |= {**FAST, **CALM, **self._settings}
+        options = [f"--{name}={value}" for name, value in settings.items()]
+        self._process = self._launch([str(self.programs / "postgres"), "-D", str(data), *options])
         reaper.watch(str(self.folder), self._process.pid, group=True, folder=self.folder)
         eventually(self._answers, "answer of PostgreSQL", every=0.05)
+
+    @property
+    def at(self) -> list[str]:
+        """Where it is, in the words of PostgreSQL's programs."""
+        return ["--host", str(self.folder), "--port", self._settings.get("port", "5432")]
+
+    def _made(self) -> list[str]:
+        how = ["--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync"]
+        data = str(self.folder / "data")
+        return [str(self.programs / "initdb"), "--pgdata", data, "--username", USER, *how]
+
+    def _copied(self) -> list[str]:
+        assert self._copy_of is not None
+        at = [*self._copy_of.at, "--username", USER]
+        how = ["--pgdata", str(self.folder / "data"), "--write-recovery-conf", "--no-sync"]
+        return [str(self.programs / "pg_basebackup"), *at, *how, "--checkpoint=fast"]
+
+    def kill(self) -> None:
+        """End all of its processes at once (SIGKILL)."""
+        if self._process is not None:
+            self.send(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        """Stop all of its processes (SIGSTOP), until `resume`."""
+        self.send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.send(signal.SIGCONT)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to each of its processes; a backend is in no group but its own."""
+        assert self._process is not None
+        for pid in (self._process.pid, *self.children()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def children(self, title: str = "") -> list[int]:
+        """Return the backends and other processes that it has started, whose title has *title*."""
+        assert self._process is not None
+        process = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        pids = [int(pid) for pid in process.read_text().split()]
+        return [pid for pid in pids if title in title_of(pid)]
 
     def _launch(self, command: list[str]) -> subprocess.Popen[bytes]:
         with (self.folder / "log").open("ab") as log:
@@ -115,19 +176,19 @@ class Postgres:
     def database(self) -> Iterator[Database]:
         """Make a database for the body of a ``with``; its connections end with it."""
         name = f"test_{uuid.uuid4().hex}"
-        self._do(f"CREATE DATABASE {name}")
+        self.do(f"CREATE DATABASE {name}")
         try:
             yield Database(self.folder, name)
         finally:
-            self._do(f"DROP DATABASE {name} WITH (FORCE)")
+            self.do(f"DROP DATABASE {name} WITH (FORCE)")
 
-    def _do(self, command: str) -> None:
+    def do(self, command: str) -> None:
         assert not (said := self._psql(command)), said
 
     def _psql(self, command: str) -> str:
         """Return what went wrong; empty if nothing did."""
         program = [str(self.programs / "psql"), "--no-psqlrc", "--quiet", "--output", os.devnull]
-        at = ["--host", str(self.folder), "--username", USER, "--dbname", "postgres"]
+        at = [*self.at, "--username", USER, "--dbname", "postgres"]
         done = subprocess.run(
             [*program, *at, "--command", command],
             env=clean_environment(),
@@ -157,15 +218,24 @@ class Postgres:
         return (self.folder / "log").read_text(errors="replace")
 
 
+def title_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    except OSError:  # it has ended
+        return ""
+
+
 def clean_environment() -> dict[str, str]:
     """Return our environment without what a developer told PostgreSQL's programs."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PG")}
 
 
 @contextlib.contextmanager
-def postgres(programs: Path) -> Iterator[Postgres]:
-    """Run a server for the body of a ``with``, and end it whatever happens."""
-    server = Postgres(programs)
+def postgres(
+    programs: Path, settings: Mapping[str, str] = FAST, copy_of: Postgres | None = None
+) -> Iterator[Postgres]:
+    """Run a `Postgres` for the body of a ``with``, and end it whatever happens."""
+    server = Postgres(programs, settings, copy_of)
     try:
         server.start()
         yield server

@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
         ("startup", 20, 1, 4),
         ("observers", 10, 4, 4),
         ("reporting", 8, 2, 4),
+        ("stores", 14, 3, 4),
     ],
 )
 def test_a_benchmark_measures_every_candidate_and_judges_every_target(

@@ -108,6 +108,9 @@ COMMANDS = {
         "python -m example_worker.publish": FIVE_MINUTES,
     },
     "docs/how-to/install.md": {'pip install celery-redlock "celery[redis]"': PUBLISHED},
+    "docs/how-to/lock-on-your-database.md": {
+        "pip install 'celery-redlock[postgresql]'": PUBLISHED,
+    },
     "docs/how-to/try-on-production.md": {
         "celery -A shop redlock report": Ends((0,)),
         "celery -A shop redlock report --since 7d --task 'shop.*'": Ends((0,)),
@@ -260,9 +263,11 @@ def take_command(run, command, said):
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", PAGES, ids=named)
-def test_every_block_of_a_page_does_what_it_says(page, tmp_path):
+def test_every_block_of_a_page_does_what_it_says(page, tmp_path, request):
     if named(page) == "docs/how-to/sentinel-tls-acl.md":
         tls_binary()  # skips at home where there is none
+    if named(page) == "docs/how-to/lock-on-your-database.md":
+        request.getfixturevalue("postgres_server")  # likewise
     text = page.read_text()
     if re.search(r"-A shop\b", text) and "<!-- file: shop.py -->" not in text:
         shop = next(block for block in blocks_of(README) if block.language == "python")

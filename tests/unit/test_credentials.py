@@ -9,8 +9,9 @@ from celery import Celery
 from celery.worker import control
 
 from celery_redlock import ConfigurationError, Redlock
-from celery_redlock.lock.nodes.address import addresses_of
+from celery_redlock.lock.nodes.address import address_of, addresses_of, shown
 from celery_redlock.lock.nodes.credentials import shows_password, with_credentials
+from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.doctor.check_cluster import check_cluster
 from celery_redlock.ops.doctor.facts import Facts
 from celery_redlock.plugin import plugin_for
@@ -75,6 +76,39 @@ def test_a_master_behind_sentinel_takes_them_and_its_sentinels_do_not():
     assert found == {**node, "username": "worker", "password": SECRET}
     own = {**node, "password": "own"}
     assert with_credentials([own], "worker", SECRET) == [own]
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        (
+            "postgresql://db/app?sslmode=require",
+            "postgresql://worker:s%40cret@db/app?sslmode=require",
+        ),
+        ("postgres:///app", "postgres://worker:s%40cret@/app"),
+        ("postgresql://own@db/app", "postgresql://own@db/app"),
+        ("postgresql://db/app?user=own", "postgresql://db/app?user=own"),
+        ("postgresql:///?service=locks", "postgresql:///?service=locks"),
+        ("sqlite:////locks.db", "sqlite:////locks.db"),
+    ],
+)
+def test_a_database_takes_them_and_a_file_does_not(node, expected):
+    assert with_credentials([node], "worker", "s@cret") == [expected]
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://u:s3cret@db/app", "postgresql://db/a?password=s3cret"]
+)
+def test_no_text_about_a_database_has_its_password(url):
+    assert shows_password(url)
+    address = address_of(url)
+    assert "s3cret" not in f"{address!r} {address.label} {shown(url)} {vars(address).keys()}"
+    assert "s3cret" not in f"{Redlock([url])!r} {Settings(nodes=[url], rules=Rules())!r}"
+    more = "&" if "?" in url else "?"
+    for wrong in (f"{url}{more}nonsense=1", url.replace("//", "//[", 1), f"{url}{more}table=a;b"):
+        with pytest.raises(ConfigurationError) as raised:
+            address_of(wrong)
+        assert "s3cret" not in str(raised.value)
 
 
 def test_celery_report_and_inspect_conf_mask_the_password():

@@ -285,6 +285,65 @@ def test_one_healthy_node_is_worth_a_note():
     assert told(three) == {("warning", "shared-server")}
 
 
+def in_database(commits="durable", **told):
+    return node(in_database=True, info={"redlock_commits": commits}, config=None, **told)
+
+
+GUARDED = Settings(nodes=["sqlite:////locks.db"], rules=Rules())
+LEFT_OPEN = Settings(nodes=["sqlite:////locks.db"], rules=Rules(restart_guard=False))
+
+
+@pytest.mark.parametrize(
+    ("settings", "database", "expected"),
+    [
+        (GUARDED, in_database(), ("note", "database-commits")),
+        (LEFT_OPEN, in_database(), ("note", "database-commits")),
+        (GUARDED, in_database("async"), ("note", "database-commits")),
+        (LEFT_OPEN, in_database("async"), ("error", "database-commits")),
+        (GUARDED, in_database("unsafe"), ("warning", "database-commits")),
+        (LEFT_OPEN, in_database("unsafe"), ("error", "database-commits")),
+        (GUARDED, in_database(leaked=1, leaked_names=["a"]), ("error", "leaked-keys")),
+        (GUARDED, in_database(latencies=[2.0]), ("error", "node-slow")),
+        (GUARDED, in_database(clock_offset=2.0), ("warning", "clock-offset")),
+        (GUARDED, in_database(state="unmarked"), ("warning", "node-unmarked")),
+    ],
+)
+def test_a_database_has_findings_of_its_own(settings, database, expected):
+    """None of them speaks of Redis, nor of what only Redis has."""
+    found = findings(facts(settings=settings, nodes=[database]))
+    assert expected in {(it.level, it.code) for it in found}
+    text = " ".join(f"{it.what} {it.fix}" for it in found)
+    assert not re.search("Redis|appendonly|snapshot|CONFIG|ACL|INFO|maxmemory|DEL ", text)
+
+
+@pytest.mark.parametrize(
+    ("problem", "code", "said"),
+    [
+        ("has no tables for locks; make them: celery", "database-unfit", "It has no tables"),
+        ('FATAL: password authentication failed for user "x"', "database-down", "let us in"),
+        ("server does not support SSL, but it was required", "database-down", "No secure"),
+        ("could not translate host name", "database-down", "Its name is not known"),
+        ("FATAL: sorry, too many clients already", "database-down", "no more connections"),
+        ("connection refused", "database-down", "It does not answer"),
+        ("/locks.db: unable to open database file", "database-down", "cannot be opened"),
+    ],
+)
+def test_a_database_that_cannot_be_asked(problem, code, said):
+    database = NodeFacts(node="a", in_database=True, problem=problem, unfit="unfit" in code)
+    found = {it.code: it for it in findings(facts(settings=GUARDED, nodes=[database]))}
+    assert said in found[code].what
+    assert found[code].level == ("error" if database.unfit else "warning")
+
+
+def test_a_healthy_database_is_worth_notes_alone():
+    notes = {("note", "database-commits")}
+    of_backend = replace(GUARDED, is_fallback=True)
+    assert told(facts(settings=GUARDED, nodes=[in_database()])) == notes | {("note", "single-node")}
+    assert told(facts(settings=of_backend, nodes=[in_database()])) == (
+        notes | {("note", "fallback-node")}
+    )
+
+
 @pytest.mark.parametrize(
     ("server", "is_same"),
     [

@@ -5,7 +5,8 @@ import types
 import pytest
 from celery import Celery
 
-from celery_redlock import ConfigurationError, RedlockTask
+from celery_redlock import ConfigurationError, Redlock, RedlockTask
+from celery_redlock.lock.rules import Rules
 from celery_redlock.plugin import plugin_for
 from celery_redlock.settings import KNOWN, Settings
 
@@ -214,6 +215,47 @@ def test_a_redis_of_the_app_is_the_single_node(broker, backend, node):
     assert list(settings.nodes) == [node]
 
 
+@pytest.mark.parametrize(
+    ("backend", "node"),
+    [
+        ("db+postgresql://user:pw@db/app", "postgresql://user:pw@db/app"),
+        (
+            "db+postgresql+psycopg2://user@db/app?sslmode=require",
+            "postgresql://user@db/app?sslmode=require",
+        ),
+        ("db+postgresql+psycopg://user@/app?host=/run/pg", "postgresql://user@/app?host=/run/pg"),
+        ("db+postgres://db/app", "postgresql://db/app"),
+        ("db+sqlite:////var/lib/app/results.db", "sqlite:////var/lib/app/results.db"),
+        ("db+sqlite+pysqlite:////a%20b.db?timeout=5", "sqlite:////a%2520b.db"),
+    ],
+)
+def test_the_database_of_the_result_backend_is_the_single_node(backend, node):
+    app = Celery("shop", broker="amqp://broker", backend=backend, set_as_current=False)
+    settings = settings_of(app)
+    assert settings.is_fallback
+    assert list(settings.nodes) == [node]
+    assert settings.rules.node_timeout == 1.0
+
+
+def test_a_redis_comes_before_a_database():
+    backend = "db+postgresql://db/app"
+    app = Celery("shop", broker="redis://broker/0", backend=backend, set_as_current=False)
+    settings = settings_of(app)
+    assert list(settings.nodes) == ["redis://broker/0"]
+    assert settings.rules.node_timeout == Rules.node_timeout
+
+
+def test_a_database_has_a_second_to_answer_unless_it_is_set():
+    nodes = ["sqlite:////locks.db"]
+    assert settings_of(app_with(redlock_nodes=nodes)).rules.node_timeout == 1.0
+    set_so = settings_of(app_with(redlock_nodes=nodes, redlock_node_timeout=0.05))
+    assert set_so.rules.node_timeout == 0.05
+    for locks in (Redlock(nodes), Redlock.from_urls(nodes, ttl=10)):
+        assert locks.rules.node_timeout == 1.0
+    assert Redlock.from_urls(nodes, node_timeout=0.05).rules.node_timeout == 0.05
+    assert Redlock(NODES).rules.node_timeout == Rules.node_timeout
+
+
 def test_the_environment_of_celery_counts_for_the_single_node(monkeypatch):
     monkeypatch.setenv("CELERY_BROKER_URL", "redis://broker/3")
     app = Celery("shop", set_as_current=False)
@@ -226,7 +268,17 @@ def test_nodes_win_over_the_single_node():
     assert list(settings.nodes) == NODES
 
 
-@pytest.mark.parametrize("backend", [None, "rpc://", "db+sqlite://", "cache+memory://"])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        None,
+        "rpc://",
+        "db+sqlite://",
+        "db+sqlite:///here.db",
+        "db+mysql://db/app",
+        "cache+memory://",
+    ],
+)
 def test_without_any_redis_the_setting_is_asked_for(backend):
     app = Celery("shop", broker="amqp://broker", backend=backend, set_as_current=False)
     with pytest.raises(ConfigurationError, match="redlock_nodes is not set"):

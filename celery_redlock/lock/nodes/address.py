@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 from urllib.parse import urlsplit
 
 import redis
@@ -18,6 +19,7 @@ from celery_redlock.lock.nodes.urls import (
     OF_TCP,
     OPTIONS,
     hide_password,
+    is_database,
     pool_of,
     why_refused,
 )
@@ -26,7 +28,11 @@ from celery_redlock.lock.records import is_text
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
 
-__all__ = ["Address", "addresses_of", "shown"]
+__all__ = ["Address", "WithTables", "addresses_of", "shown"]
+
+
+#: Who knows databases: imported where one is named, as its packages are extras.
+DATABASE = "celery_redlock.lock.database.address"
 
 
 class Address(Protocol):
@@ -42,6 +48,19 @@ class Address(Protocol):
 
     def is_current(self, connection: AbstractConnection) -> bool:
         """Return whether *connection* is to the server that the node was when last connected."""
+
+
+@runtime_checkable
+class WithTables(Protocol):
+    """An address whose node keeps our keys in tables."""
+
+    label: str
+
+    def tables(self) -> list[str]:
+        """Return the statements that make them; they do no harm where these are."""
+
+    def make_tables(self) -> bool:
+        """Return whether they were missing, and are made; ConnectionError if they cannot be."""
 
 
 class UrlAddress:
@@ -183,6 +202,12 @@ def addresses_of(nodes: object, prefix: str = "") -> tuple[Address, ...]:
             "own, so name one cluster, or servers that are none"
         )
         raise ConfigurationError(msg)
+    if len(nodes) > 1 and any(map(is_database, nodes)):
+        msg = (
+            "redlock_nodes has a database beside other nodes: a database is the only node, as its "
+            "locks outlive a restart and those of others do not; name one, and nothing else"
+        )
+        raise ConfigurationError(msg)
     addresses = tuple(address_of(node, prefix) for node in nodes)
     labels = [address.label for address in addresses]
     for label in labels:
@@ -211,6 +236,9 @@ def places_of(host: str | None, port: int | None) -> list[str]:
 
 
 def address_of(node: object, prefix: str = "") -> Address:
+    if is_database(node):
+        found: Address = import_module(DATABASE).DatabaseAddress(node)
+        return found
     if isinstance(node, str):
         return ClusterAddress(node, prefix) if is_cluster(node) else UrlAddress(node)
     if isinstance(node, Mapping):

@@ -13,12 +13,14 @@ from urllib.parse import SplitResult, parse_qs, quote, urlsplit, urlunsplit
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.nodes.address import addresses_of
+from celery_redlock.lock.nodes.urls import takes_login
 from celery_redlock.lock.records import is_text
 
 __all__ = ["shows_password", "with_credentials"]
 
-#: Options of redis-py by which a node has its own.
+#: Options of redis-py by which a node has its own, and what libpq has beside them in a URL.
 OWN = ("username", "password", "credential_provider")
+OF_LIBPQ = ("user", "passfile", "service")
 
 
 def check_credentials(username: object, password: object) -> None:
@@ -51,8 +53,8 @@ def with_login(node: Any, username: str | None, password: str) -> Any:
         user = {} if username is None else {"username": username}
         has_own = any(option in node for option in OWN)
         return node if has_own else {**node, **user, "password": password}
-    url = split(node)
-    if url is None or "@" in url.netloc or any(option in parse_qs(url.query) for option in OWN):
+    url = split(node) if takes_login(node) else None
+    if url is None or "@" in url.netloc or not {*OWN, *OF_LIBPQ}.isdisjoint(parse_qs(url.query)):
         return node
     login = f"{quote(username or '', safe='')}:{quote(password, safe='')}"
     return urlunsplit(url._replace(netloc=f"{login}@{url.netloc}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -11,7 +12,20 @@ from redis.backoff import NoBackoff
 from redis.connection import parse_url
 from redis.retry import Retry
 
-__all__ = ["FIXED", "OF_TCP", "OPTIONS", "BadUrl", "hide_password", "pool_of", "why_refused"]
+from celery_redlock.lock.rules import Rules
+
+__all__ = [
+    "FIXED",
+    "OF_TCP",
+    "OPTIONS",
+    "BadUrl",
+    "hide_password",
+    "is_database",
+    "pool_of",
+    "rules_for",
+    "takes_login",
+    "why_refused",
+]
 
 #: Longest wait for each step of connecting to a node, in the background [s].
 CONNECT_TIMEOUT = 1.0
@@ -40,6 +54,12 @@ FIXED: dict[str, Any] = {
     "decode_responses": False,
     "retry": Retry(NoBackoff(), 0),
 }
+#: Schemes of databases; ``sqlite:///`` has no host.
+DATABASES = ("postgresql", "postgres", "postgresql+psycopg", "sqlite")
+#: Those of them that are a file, which has no users.
+FILES = ("sqlite",)
+#: `Rules.node_timeout` where a node is a database, unless it is set: each answer is a commit [s].
+DATABASE_TIMEOUT = 1.0
 
 
 class BadUrl(ValueError):
@@ -57,6 +77,27 @@ def pool_of(url: str) -> redis.ConnectionPool:
     except redis.RedisError as error:
         raise ValueError(str(error)) from None
     return pool
+
+
+def is_database(node: object) -> bool:
+    """Return whether *node* is the URL of a database, and no server of Redis."""
+    return isinstance(node, str) and scheme_of(node) in DATABASES
+
+
+def takes_login(node: object) -> bool:
+    """Return whether the URL *node* may have a user and a password."""
+    return not (isinstance(node, str) and scheme_of(node) in FILES)
+
+
+def scheme_of(url: str) -> str:
+    return url.partition("://")[0].lower()
+
+
+def rules_for(nodes: object, **settings: Any) -> Rules:
+    """Return rules with *settings*, and defaults that are right for *nodes*."""
+    given = nodes if isinstance(nodes, Sequence) and not isinstance(nodes, str) else ()
+    own = {"node_timeout": DATABASE_TIMEOUT} if any(map(is_database, given)) else {}
+    return Rules.of(**{**own, **settings})
 
 
 def check_database(url: str) -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "Script",
     "fence_in",
     "left",
+    "only_reads",
     "pack",
     "read_release",
     "register",
@@ -45,7 +46,13 @@ __all__ = [
 #: days. Workers probe all the time, so one that takes no locks for months is not forgotten.
 BOOT_RETENTION = 30 * 24 * 3600 * 1000
 
-CONSTANTS = f"local TOKEN, OWNER, REMEMBERED = {TOKEN_LENGTH}, {OWNER_LENGTH}, '{BOOT_RETENTION}'"
+#: With how much of that left it is told again [ms]: 29 days. Few of the requests write it then.
+BOOT_REFRESHED = 29 * 24 * 3600 * 1000
+
+CONSTANTS = (
+    f"local TOKEN, OWNER, REMEMBERED = {TOKEN_LENGTH}, {OWNER_LENGTH}, '{BOOT_RETENTION}'\n"
+    f"local REFRESHED = {BOOT_REFRESHED}"
+)
 
 # Common head of the scripts that know the time. `keep` lets a key live for so long at least.
 HEAD = (
@@ -97,8 +104,10 @@ local function may_vote(found, held_back, boot, quarantine, boot_id, quarantine_
   if held_back then return -2, redis.call('PTTL', quarantine) end
   return 1
 end
-local function remember(boot, quarantine_ms)
-  if quarantine_ms ~= '0' then redis.call('PEXPIRE', boot, REMEMBERED) end
+local function remember(key, quarantine_ms)
+  if quarantine_ms ~= '0' and redis.call('PTTL', key) < REFRESHED then
+    redis.call('PEXPIRE', key, REMEMBERED)
+  end
 end
 """
 )
@@ -117,6 +126,7 @@ class Script:
         *,
         guarded: bool,
         one_way: bool = False,
+        writes: bool = True,
         positive: Sequence[enum.Enum] = (VoteKind.GRANTED,),
     ) -> None:
         self.source = source.encode()
@@ -129,8 +139,12 @@ class Script:
         self.one_way = one_way
         #: Votes that count for whoever asks, and no more once the connection is lost.
         self.positive = frozenset(positive)
+        if not writes:
+            _readers.add(self.sha)
 
 
+#: Digests of the scripts that write nothing.
+_readers: set[bytes] = set()
 _registered: list[Script] = []
 
 
@@ -141,6 +155,11 @@ def register(*scripts: Script) -> None:
 
 def registered() -> tuple[Script, ...]:
     return tuple(_registered)
+
+
+def only_reads(digest: bytes) -> bool:
+    """Return whether a script writes nothing, as it says when it is made."""
+    return digest in _readers
 
 
 def pack(*words: bytes, more: int = 0) -> bytes:

@@ -245,10 +245,18 @@ RELEASE = Script(CONSTANTS + RELEASE_LUA, read_release, guarded=False, one_way=T
 ENROL = Script(GUARD + HISTORY + ENROL_LUA, replies({}), guarded=False)
 MARK = Script(MARK_LUA, read_release, guarded=False, one_way=True)
 INSPECT = Script(
-    HEAD + INSPECT_LUA, replies({2: (VoteKind.GRANTED, (FENCE,))}), guarded=False, positive=()
+    HEAD + INSPECT_LUA,
+    replies({2: (VoteKind.GRANTED, (FENCE,))}),
+    guarded=False,
+    writes=False,
+    positive=(),
 )
 PLACES = Script(
-    HEAD + PLACES_LUA, replies({1: (VoteKind.GRANTED, (VALUE,))}), guarded=False, positive=()
+    HEAD + PLACES_LUA,
+    replies({1: (VoteKind.GRANTED, (VALUE,))}),
+    guarded=False,
+    writes=False,
+    positive=(),
 )
 PROBE = Script(GUARD + HISTORY + PROBE_LUA, replies(YES), guarded=True)
 register(ACQUIRE, RENEW, RELEASE, ENROL, MARK, INSPECT, PLACES, PROBE)

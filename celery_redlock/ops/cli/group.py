@@ -31,6 +31,7 @@ COMMANDS = {
     "doctor": "celery_redlock.ops.cli.doctor:doctor",
     "tail": "celery_redlock.ops.cli.tail:tail",
     "bootstrap": "celery_redlock.ops.cli.bootstrap:bootstrap_command",
+    "init": "celery_redlock.ops.cli.init:init",
     "web": "celery_redlock.ops.web.command:web_command",
 }
 
@@ -45,6 +46,7 @@ Examples:
   celery -A shop redlock doctor             is anything set up wrongly?
   celery -A shop redlock tail               what is skipped, rescheduled, lost?
   celery -A shop redlock bootstrap          let new nodes vote at once
+  celery -A shop redlock init               make the tables of a database
   celery -A shop redlock status --json      the same for a script
 
 \b

@@ -12,6 +12,7 @@ from celery_redlock.words import redlock_command, votes_needed
 __all__ = ["check_cluster"]
 
 GROW = "Nothing, while that is enough; docs/how-to/how-many-nodes.md says how to grow."
+OF_DATABASE = "Nothing, while that is enough; see docs/how-to/lock-on-your-database.md."
 
 
 def check_cluster(facts: Facts) -> Iterator[Finding]:
@@ -29,18 +30,22 @@ def check_cluster(facts: Facts) -> Iterator[Finding]:
 def fallback_node(facts: Facts) -> Iterator[Finding]:
     """Yield that locks are kept on the Redis that the app has for something else."""
     if facts.settings.is_fallback:
-        what = (
-            "The Redis of the result backend or broker keeps the locks, too. While it is away, "
-            "there are none."
-        )
-        yield Finding(NOTE, "fallback-node", first_node(facts), what, GROW)
+        whose = "Redis of the result backend or broker"
+        if any(node.in_database for node in facts.nodes):
+            whose = "database of the result backend"
+        what = f"The {whose} keeps the locks, too. While it is away, there are none."
+        yield Finding(NOTE, "fallback-node", first_node(facts), what, grow(facts))
 
 
 def single_node(facts: Facts) -> Iterator[Finding]:
     """Yield that the failure of one server stops all locks."""
     if len(facts.nodes) == 1 and not facts.settings.is_fallback:
         what = "There is one lock node. While it is away, there are no locks."
-        yield Finding(NOTE, "single-node", first_node(facts), what, GROW)
+        yield Finding(NOTE, "single-node", first_node(facts), what, grow(facts))
+
+
+def grow(facts: Facts) -> str:
+    return OF_DATABASE if any(node.in_database for node in facts.nodes) else GROW
 
 
 def first_node(facts: Facts) -> str:

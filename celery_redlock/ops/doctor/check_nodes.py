@@ -27,7 +27,7 @@ from celery_redlock.ops.doctor.facts import (
 )
 from celery_redlock.words import redlock_command
 
-__all__ = ["check_nodes"]
+__all__ = ["check_nodes", "clock_offset", "node_slow"]
 
 #: Share of the node timeout that a typical request may take [1].
 SLOW = 0.5
@@ -39,7 +39,8 @@ CLOCK_APART = 1.0
 
 def check_nodes(facts: Facts) -> Iterator[Finding]:
     for node in facts.nodes:
-        yield from node_down(node) if node.problem else check_node(facts, node)
+        if not node.in_database:
+            yield from node_down(node) if node.problem else check_node(facts, node)
 
 
 def check_node(facts: Facts, node: NodeFacts) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ from celery_redlock.lock.nodes.guard import exchange, read_info
 from celery_redlock.ops.advice import DAY
 from celery_redlock.ops.doctor import LEVELS, Finding
 from celery_redlock.ops.doctor.check_cluster import check_cluster
+from celery_redlock.ops.doctor.check_database import check_databases
 from celery_redlock.ops.doctor.check_nodes import check_nodes
 from celery_redlock.ops.doctor.check_tasks import check_tasks
 from celery_redlock.ops.doctor.facts import Facts, OtherServer, TaskFacts, database_of, place_of
@@ -40,7 +41,7 @@ __all__ = ["findings", "gather"]
 
 
 def findings(facts: Facts) -> list[Finding]:
-    checks = (check_cluster, check_nodes, check_tasks)
+    checks = (check_cluster, check_nodes, check_databases, check_tasks)
     found = [finding for check in checks for finding in check(facts)]
     return sorted(found, key=lambda finding: LEVELS.index(finding.level))
 

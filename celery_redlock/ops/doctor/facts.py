@@ -19,6 +19,8 @@ __all__ = ["Facts", "NodeFacts", "OtherServer", "TaskFacts", "database_of", "pla
 class NodeFacts:
     node: str
     problem: str = ""  # why it does not answer; "" if it does
+    unfit: bool = False  # whether it answers, and *problem* says why it must not be a lock node
+    in_database: bool = False  # whether its URL names a database
     info: Mapping[str, str] = field(default_factory=dict)  # fields of its INFO
     in_cluster: bool = False  # whether its URL names a cluster
     #: Of its configuration, what matters here; None if it is not shown

@@ -21,6 +21,7 @@ from redis.exceptions import RedisError, ResponseError
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.nodes.address import Address, addresses_of
 from celery_redlock.lock.nodes.guard import Unfit, check_fit, exchange, read_as, read_info
+from celery_redlock.lock.nodes.urls import is_database
 from celery_redlock.lock.records import channel, probe_key
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts.scripting import Script, read_release
@@ -116,11 +117,15 @@ def gather_nodes(
             return NodeFacts(node=address.label, **found)
         except (RedisError, OSError, ConfigurationError) as error:
             problem = one_line(error) or type(error).__name__
-            return NodeFacts(node=address.label, problem=problem)
+            unfit = isinstance(error, ConfigurationError)
+            return NodeFacts(node=address.label, problem=problem, unfit=unfit)
 
     facts = ask_all(addresses, ask)
     several = several_servers(addresses, LONGEST_LOOK)
-    return [replace(node, servers=several.get(node.node, ())) for node in facts]
+    return [
+        replace(node, servers=several.get(node.node, ()), in_database=is_database(url))
+        for node, url in zip(facts, nodes, strict=True)
+    ]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Redis commands that nodes in memory know: those that the library's scripts use."""
+"""Redis commands that the library's scripts use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from celery_redlock.testing.keyspace import Keyspace
+from celery_redlock.keyspace.keys import Keyspace
 
 __all__ = ["COMMANDS", "Command"]
 
@@ -23,6 +23,7 @@ class Command:
         return self.least <= len(words) <= self.most
 
 
+# A keyspace over rows has ways of its own for streams and for messages.
 COMMANDS = {
     b"DEL": Command(Keyspace.delete, 1, writes=True),
     b"EXISTS": Command(Keyspace.exists, 1),
@@ -37,11 +38,11 @@ COMMANDS = {
     b"MGET": Command(Keyspace.mget, 1),
     b"PEXPIRE": Command(Keyspace.pexpire, 2, 2, writes=True),
     b"PTTL": Command(Keyspace.pttl, 1, 1),
-    b"PUBLISH": Command(Keyspace.publish, 2, 2),
-    b"RENAME": Command(Keyspace.rename, 2, 2, writes=True),
+    b"PUBLISH": Command(lambda keys, *words: keys.publish(*words), 2, 2),
+    b"RENAME": Command(lambda keys, *words: keys.rename(*words), 2, 2, writes=True),
     b"SET": Command(Keyspace.set, 2, writes=True, grows=True),
     b"TIME": Command(Keyspace.time, 0, 0),
-    b"XADD": Command(Keyspace.xadd, 4, writes=True, grows=True),
+    b"XADD": Command(lambda keys, *words: keys.xadd(*words), 4, writes=True, grows=True),
     b"ZADD": Command(Keyspace.zadd, 3, 3, writes=True, grows=True),
     b"ZRANGE": Command(Keyspace.zrange, 3, 4),
     b"ZREM": Command(Keyspace.zrem, 2, 2, writes=True),

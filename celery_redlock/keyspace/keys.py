@@ -1,5 +1,5 @@
 """
-The keys of a node in memory, and what Redis commands do with them.
+The keys of a node that is no Redis, and what Redis commands do with them.
 
 Values expire by the node's clock, exactly as long after they were set as was asked for. A server,
 which counts in whole milliseconds, keeps them for up to one more. What no script uses is refused
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from celery_redlock.testing.values import (
+from celery_redlock.keyspace.values import (
     LARGEST,
     NEVER,
     OK,
@@ -201,7 +201,7 @@ class Keyspace:
 
     # -- the rest ----------------------------------------------------------------------
 
-    def xadd(self, key: bytes, *words: bytes) -> bytes:
+    def xadd(self, key: bytes, *words: bytes) -> Any:
         """XADD with MAXLEN ~ and an id that the node makes; it keeps as many as asked for."""
         if len(words) < 6 or len(words) % 2:  # noqa: PLR2004  MAXLEN ~ n * field value
             raise Refused("ERR wrong number of arguments for 'xadd' command")

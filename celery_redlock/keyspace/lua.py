@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from celery_redlock.testing.values import Refused, Status
+from celery_redlock.keyspace.values import Refused, Status
 
 try:
     from lupa import lua51
 except ImportError as error:  # or one without this Lua
     raise ModuleNotFoundError(
-        "nodes in memory run the locks' Lua scripts, and for that they need lupa with Lua 5.1: "
-        "pip install 'celery-redlock[testing]'",
+        "nodes that are no Redis run the locks' Lua scripts in this process, which needs lupa "
+        "with Lua 5.1: pip install 'celery-redlock[testing]', or [postgresql], or [sqlite]",
         name="lupa",
     ) from error
 

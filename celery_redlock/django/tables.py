@@ -1,0 +1,75 @@
+"""The step of a migration that makes our tables, or drops them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.db import router
+from django.db.migrations.operations.base import Operation
+
+from celery_redlock.lock.database.address import OURS, TABLE, dialect_of
+
+__all__ = ["MakeTables"]
+
+#: What Django calls a database -> what begins its URL in ``redlock_nodes``.
+SCHEMES = {"postgresql": "postgresql://", "sqlite": "sqlite://"}
+
+
+class MakeTables(Operation):  # type: ignore[misc]  # Django comes without types
+    """Make the tables in the database ``REDLOCK_DATABASE``; leave any other as it is."""
+
+    reduces_to_sql = True
+    reversible = True
+
+    def state_forwards(self, app_label: str, state: Any) -> None:
+        """No model is in the tables."""
+
+    def database_forwards(
+        self,
+        app_label: str,
+        schema_editor: Any,
+        from_state: Any,  # noqa: ARG002  as Django calls it
+        to_state: Any,  # noqa: ARG002  likewise
+    ) -> None:
+        """Make them, unless they are there, as `redlock init` made them."""
+        self._run(app_label, schema_editor, "tables")
+
+    def database_backwards(
+        self,
+        app_label: str,
+        schema_editor: Any,
+        from_state: Any,  # noqa: ARG002  as Django calls it
+        to_state: Any,  # noqa: ARG002  likewise
+    ) -> None:
+        """Drop them, and all locks with them."""
+        self._run(app_label, schema_editor, "drops")
+
+    def describe(self) -> str:
+        """Return what Django says of this step."""
+        return "Make the tables that keep the locks of Celery tasks"
+
+    def _run(self, app_label: str, schema_editor: Any, what: str) -> None:
+        connection = schema_editor.connection
+        is_ours = connection.alias == getattr(settings, "REDLOCK_DATABASE", "default")
+        if is_ours and router.allow_migrate(connection.alias, app_label):
+            for statement in statements(connection.vendor, what):
+                schema_editor.execute(statement, params=None)
+
+
+def statements(vendor: str, what: str) -> Sequence[str]:
+    if vendor not in SCHEMES:
+        raise ImproperlyConfigured(
+            f"REDLOCK_DATABASE names a database of {vendor}; locks can be kept in PostgreSQL "
+            "and SQLite"
+        )
+    schema, _, name = getattr(settings, "REDLOCK_TABLE", TABLE).rpartition(".")
+    if not OURS["table"].fullmatch(name) or (schema and not OURS["schema"].fullmatch(schema)):
+        raise ImproperlyConfigured(
+            "REDLOCK_TABLE must be like 'celery_redlock' or 'schema.table', of letters, digits "
+            f"and _; got {settings.REDLOCK_TABLE!r}"
+        )
+    found: Sequence[str] = getattr(dialect_of(SCHEMES[vendor]), what)(schema, name)
+    return found

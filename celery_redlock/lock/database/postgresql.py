@@ -1,0 +1,290 @@
+"""
+PostgreSQL as a lock node.
+
+Names are locked with advisory locks of the transaction, sorted, so that nobody waits in a circle.
+The clock is read once they are held. Each trip is one query of the simple protocol, without
+parameters: so a pooler in transaction mode needs to know nothing of us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import psycopg
+from psycopg import errors
+
+from celery_redlock.lock.database.postgresql_url import dialled, name_of
+from celery_redlock.lock.database.postgresql_words import (
+    CLOCK,
+    WEAK,
+    drops,
+    limits,
+    micros_of,
+    no_rights,
+    no_tables,
+    qualified,
+    stamp_of,
+    system_id,
+    tables,
+    unlogged,
+)
+from celery_redlock.lock.database.rows import Row
+from celery_redlock.lock.database.store import META, VERSION, Broken, Busy, Snapshot, Store
+from celery_redlock.lock.nodes.guard import Unfit
+
+__all__ = ["connected", "drops", "make_tables", "name_of", "tables"]
+
+#: How long one waits for what another connection of ours has told [s]. A pooler may bring that to
+#: nobody, as it gives each transaction to whichever of its own connections is free.
+ECHO = 1.0
+RETRIED = (errors.DeadlockDetected, errors.LockNotAvailable, errors.SerializationFailure)
+MISSING = (errors.UndefinedTable, errors.InvalidSchemaName, errors.UndefinedColumn)
+
+
+class Postgres(Store):
+    """One connection to PostgreSQL."""
+
+    def __init__(self, url: str, schema: str, name: str) -> None:
+        self._url = url
+        self._connection = dialled(url)
+        self._is_async = False
+        self.hears = True
+        self.table = qualified(schema, name)
+        self._name = name
+        self._oid = 0
+        self._stamp = ""
+        self._limits = limits("on")
+        self._told: list[str] = []
+        self._connection.add_notify_handler(lambda told: self._told.append(told.payload))
+
+    # -- statements --------------------------------------------------------------------
+
+    def run(self, *statements: str) -> list[list[tuple[Any, ...]]]:
+        found = []
+        try:
+            cursor = self._connection.execute("; ".join(statements).encode())
+            for _ in statements:
+                found.append(cursor.fetchall() if cursor.description is not None else [])
+                cursor.nextset()
+        except RETRIED as error:
+            with contextlib.suppress(psycopg.Error):
+                self._connection.execute("ROLLBACK")
+            raise Busy(str(error)) from None
+        except (psycopg.Error, OSError) as error:
+            raise Broken(" ".join(str(error).split())) from None
+        return found
+
+    def literal(self, data: bytes) -> str:
+        return f"'\\x{data.hex()}'::bytea"
+
+    def begin(self, exclusive: Sequence[bytes], shared: Sequence[bytes]) -> Snapshot:
+        keys = sorted(
+            [(self.lock_of(key), False) for key in exclusive]
+            + [(self.lock_of(key), True) for key in shared]
+        )
+        ids = ", ".join(str(ident) for ident, _ in keys)
+        flags = ", ".join(str(is_shared).lower() for _, is_shared in keys)
+        *_, (stamp,), rows = self.run(
+            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
+            *self._limits,
+            "SELECT CASE WHEN s THEN pg_advisory_xact_lock_shared(i) ELSE "
+            f"pg_advisory_xact_lock(i) END FROM unnest(ARRAY[{ids}]::bigint[], "
+            f"ARRAY[{flags}]::boolean[]) AS lock(i, s)",
+            self._now(),
+            self.select([*exclusive, *shared]),
+        )
+        return self._snapshot(stamp, rows)
+
+    def read(self, keys: Sequence[bytes]) -> Snapshot:
+        begin = "BEGIN READ ONLY, ISOLATION LEVEL REPEATABLE READ"
+        *_, (stamp,), rows, _ = self.run(
+            begin, *self._limits, self._now(), self.select(keys), "COMMIT"
+        )
+        return self._snapshot(stamp, rows)
+
+    def lock_of(self, key: bytes) -> int:
+        digest = hashlib.sha1(self._name.encode() + b"\0" + key).digest()  # noqa: S324  no secret
+        return int.from_bytes(digest[:8], "big", signed=True)
+
+    def _now(self) -> str:
+        return f"SELECT {CLOCK}, concat_ws(' ', {stamp_of(self._oid)})"
+
+    def _snapshot(self, now: tuple[Any, ...], rows: Iterable[tuple[Any, ...]]) -> Snapshot:
+        seconds, stamp = now
+        if stamp != self._stamp:
+            self.close()
+            msg = "another server is the database now, or its table is another one"
+            raise Broken(msg)
+        return Snapshot(
+            micros_of(seconds),
+            [
+                Row(bytes(key), bytes(part), kind, bytes(value), e)
+                for key, part, kind, value, e in rows
+            ],
+        )
+
+    # -- identity ----------------------------------------------------------------------
+
+    def meet(self, schema: str, name: str, *, is_polled: bool, is_async: bool) -> None:
+        """Read what the database and the tables say of themselves; `Unfit` if they do not fit."""
+        self._is_async, self.hears = is_async, not is_polled
+        known = self._or_unfit(
+            schema,
+            name,
+            f"SELECT '{self.table}'::regclass::oid::bigint, pg_is_in_recovery(), "
+            "current_setting('server_version'), current_setting('fsync'), "
+            "current_setting('full_page_writes'), current_setting('synchronous_commit'), "
+            "(SELECT oid::text FROM pg_database WHERE datname = current_database())",
+            f"SELECT value FROM {self.table} WHERE key = {self.literal(META)} ORDER BY part",
+            f"SELECT bool_and(has_table_privilege(it, 'INSERT') AND has_table_privilege(it, "
+            "'UPDATE') AND has_table_privilege(it, 'DELETE')) FROM unnest(ARRAY["
+            f"'{self.table}', '{unlogged(schema, name)}']) AS it",
+            f"SELECT 1 FROM {unlogged(schema, name)}",
+        )
+        (
+            ((self._oid, is_replica, version, fsync, full_pages, commits, database),),
+            meta,
+            ((may_write,),),
+            _,
+        ) = known
+        if is_replica:
+            msg = "is a replica, but a lock node must be the primary: name that one"
+            raise Unfit(msg)
+        if not may_write:
+            raise Unfit(no_rights("it may only read them", schema, name))
+        if len(meta) != 2 or bytes(meta[1][0]) != b"%d" % VERSION:  # noqa: PLR2004  when, and which
+            raise Unfit(
+                no_tables(self.table, "has tables of another version, or they were emptied")
+            )
+        self.made, self.version = int(bytes(meta[0][0])), f"PostgreSQL {version.split()[0]}"
+        ((found,),) = self.run(
+            f"SELECT {system_id()}, {CLOCK}, concat_ws(' ', {stamp_of(self._oid)})"
+        )
+        system, seconds, self._stamp = found
+        self.micros_at_start = micros_of(seconds)
+        durable = "on" if commits in WEAK else commits
+        self._limits = limits("off" if is_async else durable)
+        parts = [str(system), database, str(self._oid), *self._stamp.split()[1:]]
+        if is_async:
+            parts.append(self._since_crash(unlogged(schema, name)))
+        self.commits = "async" if is_async else "durable"
+        if "off" in (fsync, full_pages):
+            self.commits = "unsafe"
+            parts.append(self._stamp.split()[0])  # a restart may have been a crash
+        self.run_id = hashlib.sha1("\n".join(parts).encode()).hexdigest()  # noqa: S324  no secret
+
+    def is_made(self, crash: str) -> bool:
+        """Return whether the tables are there, *crash* is too, and they know their version."""
+        both = f"to_regclass('{self.table}') IS NOT NULL AND to_regclass('{crash}') IS NOT NULL"
+        (((are_there,),),) = self.run(f"SELECT {both}")
+        if not are_there:
+            return False
+        asked = f"SELECT count(*) = 2 FROM {self.table} WHERE key = {self.literal(META)}"
+        (((is_known,),),) = self.run(asked)
+        return bool(is_known)
+
+    def _since_crash(self, crash: str) -> str:
+        """Return what only a crash changes, of a table that PostgreSQL empties then."""
+        insert = f"INSERT INTO {crash} (id) VALUES (gen_random_uuid()) ON CONFLICT DO NOTHING"
+        *_, ((ident,),) = self.run(insert, f"SELECT id::text FROM {crash}")
+        return str(ident)
+
+    def _or_unfit(self, schema: str, name: str, *statements: str) -> list[list[tuple[Any, ...]]]:
+        try:
+            return [self._connection.execute(one.encode()).fetchall() for one in statements]
+        except MISSING:
+            raise Unfit(no_tables(self.table, "has no tables for locks")) from None
+        except errors.InsufficientPrivilege as error:
+            raise Unfit(no_rights(str(error.diag.message_primary), schema, name)) from None
+        except psycopg.Error as error:
+            raise Broken(" ".join(str(error).split())) from None
+
+    # -- hints -------------------------------------------------------------------------
+
+    def tell(self, told: Iterable[tuple[bytes, bytes]]) -> list[str]:
+        return [
+            f"SELECT pg_notify('{self._channel(channel)}', '{message.hex()}')"
+            for channel, message in told
+        ]
+
+    def _channel(self, channel: bytes) -> str:
+        told = self.table.encode() + b"\0" + channel
+        return f"redlock_{hashlib.sha1(told).hexdigest()}"  # noqa: S324  no secret
+
+    def listen(self, channel: bytes) -> bool:
+        if not self.hears:
+            return False
+        name = self._channel(channel)
+        self.run(f"LISTEN {name}")
+        with contextlib.closing(dialled(self._url)) as another:
+            another.execute(f"NOTIFY {name}".encode())
+        ends = time.monotonic() + ECHO
+        while not (is_heard := bool(self._arrived())) and time.monotonic() < ends:
+            time.sleep(0.02)
+        return is_heard
+
+    def _arrived(self) -> list[str]:
+        """Return what has been told; also of what came with the answer to something else."""
+        connection = self._connection.pgconn
+        try:
+            connection.consume_input()
+        except psycopg.Error as error:
+            raise Broken(str(error)) from None
+        while (one := connection.notifies()) is not None:
+            self._told.append(one.extra.decode())
+        found, self._told = self._told, []
+        return found
+
+    def heard(self) -> list[bytes]:
+        return [bytes.fromhex(one) for one in self._arrived() if one]
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    # -- the end -----------------------------------------------------------------------
+
+    def close(self) -> None:
+        with contextlib.suppress(psycopg.Error, OSError):
+            self._connection.close()
+
+    def hang_up(self) -> None:
+        with (
+            contextlib.suppress(psycopg.Error, OSError),
+            socket.socket(fileno=os.dup(self._connection.fileno())) as line,
+        ):
+            line.shutdown(socket.SHUT_RDWR)
+
+    def forget(self) -> None:
+        with contextlib.suppress(psycopg.Error, OSError):
+            os.close(self._connection.fileno())
+
+
+def connected(url: str, schema: str, name: str, *, is_polled: bool, is_async: bool) -> Postgres:
+    """Connect; raises `Broken` if the database is away, and `Unfit` if it is no lock node."""
+    store = Postgres(url, schema, name)
+    try:
+        store.meet(schema, name, is_polled=is_polled, is_async=is_async)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def make_tables(url: str, schema: str, name: str) -> bool:
+    """Return whether the tables were missing, and are made; raises `Broken` if that cannot be."""
+    with contextlib.closing(Postgres(url, schema, name)) as store:
+        if store.is_made(unlogged(schema, name)):
+            return False  # and nothing is written, which this user may be forbidden
+        statements = tables(schema, name)
+        asked = f"SELECT to_regnamespace('\"{schema}\"') IS NOT NULL"
+        if schema and store.run(asked)[0][0][0]:
+            del statements[0]  # it asks for rights that are not needed where there is one
+        one_at_a_time = f"SELECT pg_advisory_xact_lock({store.lock_of(META)})"
+        store.run("BEGIN", one_at_a_time, *statements, "COMMIT")
+        return True

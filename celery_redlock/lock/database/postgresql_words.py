@@ -1,0 +1,109 @@
+"""What of PostgreSQL's SQL needs no connection: names, the statements of the tables, complaints."""
+
+from __future__ import annotations
+
+from celery_redlock.lock.database.store import META, VERSION
+from celery_redlock.words import redlock_command
+
+__all__ = [
+    "CLOCK",
+    "WEAK",
+    "drops",
+    "limits",
+    "micros_of",
+    "no_rights",
+    "no_tables",
+    "qualified",
+    "stamp_of",
+    "system_id",
+    "tables",
+    "unlogged",
+]
+
+#: Longest statement, wait for a lock, and pause of a client amid a transaction [ms].
+LONGEST = {
+    "statement_timeout": 2000,
+    "lock_timeout": 1000,
+    "idle_in_transaction_session_timeout": 1000,
+}
+#: What of ``synchronous_commit`` lets a crash lose what was answered.
+WEAK = ("off", "local")
+CLOCK = "date_part('epoch', clock_timestamp())"
+
+
+def qualified(schema: str, name: str) -> str:
+    return f'"{schema}"."{name}"' if schema else f'"{name}"'
+
+
+def unlogged(schema: str, name: str) -> str:
+    return qualified(schema, f"{name}_crash")
+
+
+def stamp_of(oid: int) -> str:
+    """Return what changes when another server is the database, or the table is another one."""
+    return (
+        "date_part('epoch', pg_postmaster_start_time())::text, "
+        "CASE WHEN pg_is_in_recovery() THEN 'replica' ELSE "
+        "substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END, "
+        f"pg_relation_filenode({oid})::text"
+    )
+
+
+def limits(commits: str) -> tuple[str, ...]:
+    """Return the settings of each transaction: a pooler keeps none for us."""
+    found = [f"SET LOCAL {name} = {most}" for name, most in LONGEST.items()]
+    return (*found, f"SET LOCAL synchronous_commit = {commits}")
+
+
+def micros_of(seconds: float) -> int:
+    return int(seconds * 1e6 + 0.5)
+
+
+def system_id() -> str:
+    return (
+        "CASE WHEN has_function_privilege('pg_control_system()', 'EXECUTE') "
+        "THEN (SELECT system_identifier::text FROM pg_control_system()) ELSE '' END"
+    )
+
+
+def no_tables(table: str, what: str) -> str:
+    return f"{what} ({table}); make them: {redlock_command('init')}"
+
+
+def no_rights(why: str, schema: str, name: str) -> str:
+    both = f"{qualified(schema, name)}, {unlogged(schema, name)}"
+    return (
+        f"does not let this user use the tables for locks ({why}); have their owner run: GRANT "
+        f"SELECT, INSERT, UPDATE, DELETE ON {both} TO this user; or have them made by this user: "
+        f"{redlock_command('init')}"
+    )
+
+
+def tables(schema: str, name: str) -> list[str]:
+    """Return the statements that make the tables; they do no harm where these are."""
+    table, crash = qualified(schema, name), unlogged(schema, name)
+    meta = f"'\\x{META.hex()}'::bytea"
+    made = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint::text"
+    found = [f'CREATE SCHEMA IF NOT EXISTS "{schema}"'] if schema else []
+    found.append(
+        f"CREATE TABLE IF NOT EXISTS {table} (key bytea NOT NULL, part bytea NOT NULL, "
+        "kind smallint NOT NULL, value bytea NOT NULL, ends bigint, PRIMARY KEY (key, part)) "
+        "WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05)"
+    )
+    found.append(
+        f"CREATE UNLOGGED TABLE IF NOT EXISTS {crash} "
+        "(one boolean PRIMARY KEY DEFAULT true CHECK (one), id uuid NOT NULL)"
+    )
+    found.append(
+        f"INSERT INTO {table} (key, part, kind, value, ends) VALUES "
+        f"({meta}, ':made', 0, convert_to({made}, 'UTF8'), NULL), "
+        f"({meta}, ':version', 0, '{VERSION}', NULL) ON CONFLICT DO NOTHING"
+    )
+    return found
+
+
+def drops(schema: str, name: str) -> list[str]:
+    """Return the statements that drop what `tables` makes."""
+    return [
+        f"DROP TABLE IF EXISTS {it}" for it in (qualified(schema, name), unlogged(schema, name))
+    ]

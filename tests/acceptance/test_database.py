@@ -1,0 +1,145 @@
+"""Real workers and beats whose lock node is a database; RabbitMQ brings their messages."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from itertools import pairwise
+from typing import Any
+
+import psycopg
+import pytest
+
+from celery_redlock import RedlockTask
+from celery_redlock.lock.nodes.address import address_of
+from support.events import body, overlaps, read
+from support.stage import stage
+
+pytestmark = pytest.mark.long
+
+#: So short that a test may wait for one to expire, and longer than a stall [s].
+TTL = 8.0
+#: Who is not woken comes a minute later, or more [s].
+WOKEN = 20.0
+#: For how long an idle worker is watched [s].
+IDLE = 20.0
+POOLS = ("prefork", "threads", "solo", "gevent", "eventlet")
+
+
+def declare(app):
+    """Declare the tasks of this file."""
+
+    def nap(lock, seconds):
+        with body(os.environ["EVENTS"], lock):
+            time.sleep(seconds)  # stands in for work
+
+    def task(name, **options):
+        app.task(base=RedlockTask, name=name, shared=False, **options)(nap)
+
+    task("again", lock_key="{lock}", on_conflict="reschedule", acks_late=True)
+    task("queued", lock_key="{lock}", on_conflict="queue")
+    task("few", lock_key="few:{lock}", lock_limit=2, on_conflict="queue")
+    task("both", lock_key=lambda _, args, __: (args[0], "other"), on_conflict="queue")
+    task("once", lock_key="{lock}", unique_until="finished")
+    task("long", lock_key="{lock}", lock_ttl=4.0, acks_late=True, on_conflict="reschedule")
+    task("skipped", lock_key="{lock}")
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def it(request, rabbit, tmp_path):
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/locks.sqlite"
+    else:
+        url = request.getfixturevalue("database").url
+    address_of(url).make_tables()
+    conf: dict[str, Any] = {"redlock_ttl": TTL, "redlock_max_ttl": TTL, "redlock_nodes": [url]}
+    with stage(__file__, tmp_path, nodes=0, broker_url=rabbit.url, **conf) as it:
+        it.bootstrap()
+        yield it
+        rabbit.wait_until_quiet(timeout=100)
+
+
+def crew(it, *several):
+    """Start workers, whose names no worker of another test has at the same broker."""
+    it.start_workers({"name": f"w{secrets.token_hex(4)}", **options} for options in several)
+
+
+def crowded(found):
+    """Return how many bodies ran at once, at most."""
+    edges = [(b.started, 1) for b in found] + [(b.ended, -1) for b in found]
+    running, most = 0, 0
+    for _, change in sorted(edges):
+        running += change
+        most = max(most, running)
+    return most
+
+
+def test_all_that_tasks_do(it):
+    """Policies, a queue that is woken, places, two names, and one message at a time."""
+    first = it.task("once").delay("once", 1.0)
+    assert it.task("once").delay("once", 1.0).duplicate
+    crew(it, {"concurrency": 3}, {"pool": "threads", "concurrency": 4})
+    asked = [it.task("again").delay("again", 0.1) for _ in range(4)]
+    asked += [it.task("queued").delay("queued", 0.3) for _ in range(4)]
+    asked += [it.task("few").delay("few", 0.3) for _ in range(6)]
+    asked += [it.task("both").delay(f"both-{n}", 0.1) for n in range(3)]
+    asked += [it.task("long").delay("long", 5.0)]
+    for result in [first, *asked]:
+        result.get(timeout=150)
+    assert crowded(it.bodies("few")) == 2
+    assert len(it.bodies("few")) == 6
+    for name in ("again", "queued"):
+        assert len(it.bodies(name)) == 4
+    alone = [event for event in read(it.events) if event["name"] != "few"]
+    assert overlaps(alone) == []
+    waits = [b.started - a.ended for a, b in pairwise(it.bodies("queued"))]
+    assert max(waits) < WOKEN, waits
+    with it.held("held"):
+        assert it.task("skipped").delay("held", 0.0).get(timeout=60)["skipped"] == "conflict"
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_every_pool_keeps_names_apart(it, pool):
+    crew(it, {"pool": pool, "concurrency": 1 if pool == "solo" else 6}, {})
+    asked = [it.task("again").delay(f"n{n % 3}", 0.1) for n in range(24)]
+    asked += [it.task("queued").delay("queued", 0.1) for _ in range(4)]
+    for result in asked:
+        result.get(timeout=150)
+    assert overlaps(read(it.events)) == []
+    assert sum(len(it.bodies(f"n{n}")) for n in range(3)) == 24
+
+
+def test_children_that_live_for_one_task(it):
+    crew(it, {"concurrency": 2, "args": ("--max-tasks-per-child", "1")})
+    asked = [it.task("again").delay(f"n{n % 2}", 0.0) for n in range(10)]
+    for result in asked:
+        result.get(timeout=150)
+    assert overlaps(read(it.events)) == []
+
+
+def test_a_killed_worker_holds_a_name_no_longer_than_its_lease(it):
+    worker, other = (it.worker(concurrency=1, name=f"w{secrets.token_hex(4)}") for _ in range(2))
+    asked = [it.task("long").delay("crash", 6.0) for _ in range(2)]
+    it.started("crash")
+    worker.kill()
+    for result in asked:
+        result.get(timeout=150)
+    assert other.alive
+    assert overlaps(read(it.events)) == []
+
+
+def test_an_idle_worker_asks_less_than_once_a_second(it, request):
+    url = it.conf["redlock_nodes"][0]
+    if url.startswith("sqlite"):
+        pytest.skip("SQLite has no log of its statements")
+    database, server = map(request.getfixturevalue, ("database", "postgres_server"))
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as asked:
+        asked.execute(f"ALTER DATABASE {database.name} SET log_statement = 'all'")
+    crew(it, {"concurrency": 2})
+    it.task("skipped").delay("warm", 0.0).get(timeout=60)
+    time.sleep(IDLE)  # until what the task has left is told
+    before = len(server.log().splitlines())
+    time.sleep(IDLE)
+    asked_for = [line for line in server.log().splitlines()[before:] if "statement:" in line]
+    assert len(asked_for) < IDLE
