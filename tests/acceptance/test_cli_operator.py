@@ -774,7 +774,7 @@ def test_secrets_are_told_nobody(line, redis_nodes):
 
 COMMANDS = (
     *("status", "ls", "why", "release", "report"),
-    *("doctor", "tail", "bootstrap", "web"),
+    *("doctor", "tail", "bootstrap", "init", "web"),
 )
 
 

@@ -180,7 +180,7 @@ try:
 except LockTaken:
     print("taken")
 lease = lock.acquire("m", ttl=60.0)
-print(lease.fence > 0, 0 < lock.inspect("m")[0].ttl <= 60.0)
+print(lease.fence > 0, 0 < lock.inspect("m")[0].ttl <= 60.0, flush=True)
 os._exit(0)
 """
 
