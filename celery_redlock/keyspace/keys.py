@@ -8,7 +8,7 @@ in the words of Redis, which ``tests/contract/test_memory.py`` holds to real ser
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from celery_redlock.keyspace.values import (
@@ -26,7 +26,7 @@ from celery_redlock.keyspace.values import (
     whole,
 )
 
-__all__ = ["Keyspace", "Store"]
+__all__ = ["Keyspace", "Store", "most_kept"]
 
 #: Key -> a string, a hash, a sorted set or a stream, and when it expires [ms]. Values are replaced,
 #: never changed, so that a copy of the store stays what it was.
@@ -203,13 +203,7 @@ class Keyspace:
 
     def xadd(self, key: bytes, *words: bytes) -> Any:
         """XADD with MAXLEN ~ and an id that the node makes; it keeps as many as asked for."""
-        if len(words) < 6 or len(words) % 2:  # noqa: PLR2004  MAXLEN ~ n * field value
-            raise Refused("ERR wrong number of arguments for 'xadd' command")
-        if (words[0].upper(), words[1], words[3]) != (b"MAXLEN", b"~", b"*"):
-            raise Refused(SYNTAX)
-        most = whole(words[2])
-        if most < 0:
-            raise Refused("ERR The MAXLEN argument must be >= 0.")
+        most = most_kept(words)
         found: Stream = self.of_type(Stream, key) or Stream()
         last = tuple(map(int, found[-1][0].split(b"-"))) if found else (0, 0)
         made = (self.now, 0) if self.now > last[0] else (last[0], last[1] + 1)
@@ -227,3 +221,15 @@ class Keyspace:
         if len(sections) > 1:
             raise Refused(SYNTAX)
         return self.info(*sections or (b"",))
+
+
+def most_kept(words: Sequence[bytes]) -> int:
+    """Return how many entries a stream keeps, by the *words* of XADD; Refused where Redis would."""
+    if len(words) < 6 or len(words) % 2:  # noqa: PLR2004  MAXLEN ~ n * field value
+        raise Refused("ERR wrong number of arguments for 'xadd' command")
+    if (words[0].upper(), words[1], words[3]) != (b"MAXLEN", b"~", b"*"):
+        raise Refused(SYNTAX)
+    most = whole(words[2])
+    if most < 0:
+        raise Refused("ERR The MAXLEN argument must be >= 0.")
+    return most

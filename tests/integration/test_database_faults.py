@@ -15,6 +15,7 @@ import pytest
 
 from celery_redlock import LockTaken, QuorumUnavailable, Redlock
 from celery_redlock.lock.database import server as server_module
+from celery_redlock.lock.database.store import Busy
 from celery_redlock.lock.nodes.address import address_of
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.health import check, probe
@@ -239,3 +240,56 @@ def test_a_url_says_nothing_of_its_password(own_server):
         texts = [str(raised.value), repr(locks), str(check(locks)), repr(address_of(bad))]
         assert not [text for text in texts if "s3cret" in text]
     assert server.children()
+
+
+# -- what each transaction sees to -----------------------------------------------------
+
+
+@pytest.fixture
+def stores(database):
+    """Two connections to one PostgreSQL with our tables."""
+    address = address_of(database.url)
+    address.make_tables()
+    with ExitStack() as stack:
+        yield [stack.enter_context(closing(address.store())) for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "is_free"),
+    [
+        (([b"k"], []), ([b"k"], []), False),
+        (([b"k"], []), ([], [b"k"]), False),
+        (([], [b"k"]), ([b"k"], []), False),
+        (([], [b"k"]), ([], [b"k"]), True),
+        (([b"k"], []), ([b"other"], []), True),
+    ],
+)
+def test_who_writes_a_key_has_it_alone(stores, mine, theirs, is_free):
+    one, other = stores
+    one.begin(*mine)
+    one.run("SET LOCAL idle_in_transaction_session_timeout = 0")  # or the server ends it as soon
+    if is_free:
+        other.begin(*theirs)
+    else:
+        with pytest.raises(Busy):
+            other.begin(*theirs)
+
+
+def test_a_connection_notices_that_the_table_is_another_one(stores):
+    one, other = stores
+    one.read([])
+    other.run(f"TRUNCATE {other.table}")
+    with pytest.raises(server_module.Broken, match="another"):
+        one.read([])
+
+
+@pytest.mark.parametrize(("option", "expected"), [("", "on"), ("commit=async", "off")])
+def test_commits_are_as_durable_as_the_url_says_whatever_the_server_does(
+    database, option, expected
+):
+    address = address_of(f"{database.url}&{option}")
+    address.make_tables()
+    with closing(address.store()) as store:
+        assert store.run("SHOW synchronous_commit") == [[("off",)]]  # the tests' server is fast
+        store.begin([b"k"], [])
+        assert store.run("SHOW synchronous_commit") == [[(expected,)]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from celery_redlock.keyspace.keys import Keyspace
-from celery_redlock.keyspace.values import SYNTAX, WRONG_TYPE, Refused, Status, whole
+from celery_redlock.keyspace.keys import Keyspace, most_kept
+from celery_redlock.keyspace.values import SYNTAX, WRONG_TYPE, Refused, Status
 from celery_redlock.lock.database.rows import (
     ENTRY,
     Head,
@@ -84,13 +84,7 @@ class Loaded(Keyspace):
             if self.find(key) is None:
                 return None
             raise Refused(SYNTAX)
-        if len(words) < 6 or len(words) % 2:  # noqa: PLR2004  MAXLEN ~ n * field value
-            raise Refused("ERR wrong number of arguments for 'xadd' command")
-        if (words[0].upper(), words[1], words[3]) != (b"MAXLEN", b"~", b"*"):
-            raise Refused(SYNTAX)
-        most = whole(words[2])
-        if most < 0:
-            raise Refused("ERR The MAXLEN argument must be >= 0.")
+        most = most_kept(words)
         found = self.find(key)
         if found is not None and not isinstance(found, Head):
             raise Refused(WRONG_TYPE)
