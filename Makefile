@@ -55,7 +55,7 @@ check: $(if $(wildcard $(DEV)),$(DEV),$(CHECK)) ## Check a change in 1.5 minutes
 test: $(if $(wildcard $(DEV)),$(DEV),$(TEST)) ## Run the tests, on servers that it brings along; six minutes on two cores
 	$(PYTEST) -m "not long" $(ARGS)
 
-test-all: $(DEV) ## Run these and those that take long or test our own tools; twenty-five minutes
+test-all: $(DEV) ## Run these and those that take long or test our own tools; thirty-five minutes
 	$(PYTEST) --durations=20 $(ARGS)
 
 SCHEMA := $(BIN)/check-jsonschema --builtin-schema vendor.

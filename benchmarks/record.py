@@ -23,6 +23,7 @@ RECORDED = Path(__file__).parent / "recorded"
 BENCHMARKS = (
     "calls",
     "lock_cycle",
+    "awaited",
     "idle",
     "publish",
     "throughput",

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
         LockNotAcquired,
         LockTaken,
         QuorumUnavailable,
+        RateExceeded,
         RedlockError,
+        TooManyDeliveries,
     )
+    from celery_redlock.lock.aio import AsyncRedlock
     from celery_redlock.lock.algorithm.results import ReleaseOutcome
     from celery_redlock.lock.held import HeldLock
     from celery_redlock.lock.lease import Lease
@@ -25,8 +28,10 @@ if TYPE_CHECKING:
     from celery_redlock.task.execution.refused import Skipped
     from celery_redlock.task.policies import Fail, Queue, Reschedule, Retry, RunUnlocked, Skip
     from celery_redlock.task.publish.result import UniqueResult
+    from celery_redlock.task.rate import Rate
 
 __all__ = [
+    "AsyncRedlock",
     "ConfigurationError",
     "DuplicateTask",
     "Fail",
@@ -38,6 +43,8 @@ __all__ = [
     "LockTaken",
     "Queue",
     "QuorumUnavailable",
+    "Rate",
+    "RateExceeded",
     "Redlock",
     "RedlockError",
     "RedlockTask",
@@ -47,6 +54,7 @@ __all__ = [
     "RunUnlocked",
     "Skip",
     "Skipped",
+    "TooManyDeliveries",
     "UniqueResult",
     "current_lock",
 ]
@@ -63,8 +71,11 @@ _HOMES = {
         "LockNotAcquired",
         "LockTaken",
         "QuorumUnavailable",
+        "RateExceeded",
         "RedlockError",
+        "TooManyDeliveries",
     ),
+    "lock.aio": ("AsyncRedlock",),
     "lock.held": ("HeldLock",),
     "lock.lease": ("Lease",),
     "lock.algorithm.results": ("ReleaseOutcome",),
@@ -74,6 +85,7 @@ _HOMES = {
     "task.policies": ("Fail", "Queue", "Reschedule", "Retry", "RunUnlocked", "Skip"),
     "task.execution.refused": ("Skipped",),
     "task.publish.result": ("UniqueResult",),
+    "task.rate": ("Rate",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 #: What needs no import of its own.

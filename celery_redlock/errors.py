@@ -21,8 +21,10 @@ __all__ = [
     "LockNotAcquired",
     "LockTaken",
     "QuorumUnavailable",
+    "RateExceeded",
     "RedlockError",
     "StaleFence",
+    "TooManyDeliveries",
 ]
 
 
@@ -99,6 +101,22 @@ class LockTaken(LockNotAcquired):
         return f"{self.cause} {who(self.holder)}"
 
 
+class RateExceeded(LockTaken):
+    """
+    As many executions have started as the rate of a name allows for now (``lock_rate``).
+
+    Attributes:
+        holder: Of one of these starts, as in `LockTaken`; ``ttl`` is when the next one is allowed
+            [s from now].
+    """
+
+    cause = "has as many starts as its lock_rate allows"
+
+    def _why(self) -> str:
+        left = self.holder.get("ttl")
+        return f"{self.cause}{f'; the next in {left:.1f} s' if left else ''}"
+
+
 class QuorumUnavailable(LockNotAcquired):
     """
     No quorum of nodes could decide: unreachable, in quarantine, or too late.
@@ -147,6 +165,31 @@ class LockLost(RedlockError):
         if not self.votes:
             return text
         return f"{text} [{votes_in_words(self.votes)}]; see 'redlock status'"
+
+
+class TooManyDeliveries(RedlockError):
+    """
+    A message was started as often as it may be, and is delivered again (``max_deliveries``).
+
+    Most likely it kills its worker each time.
+
+    Attributes:
+        task: Name of the task.
+        task_id: Its id.
+        most: How often it may be started.
+    """
+
+    def __init__(self, task: str, task_id: str, most: int) -> None:
+        super().__init__(task, task_id, most)
+        self.task = task
+        self.task_id = task_id
+        self.most = most
+
+    def __str__(self) -> str:
+        return (
+            f"{self.task}[{printable(self.task_id)}] was started {self.most} times, and is "
+            "delivered once more: max_deliveries allows no other start"
+        )
 
 
 class DuplicateTask(RedlockError):

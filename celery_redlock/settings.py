@@ -28,6 +28,7 @@ __all__ = [
     "check_key_headers",
     "check_options_type",
     "check_protect",
+    "deliveries",
     "one_of",
     "report_prefix",
 ]
@@ -53,6 +54,8 @@ OF_REPORTS = ":report"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 #: A secret that a person can still type, and a program cannot guess.
 SHORTEST_WEB_TOKEN = 16
+#: Most starts of a message that can be counted: each is a key on every node.
+MOST_DELIVERIES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +72,7 @@ class Settings:
         on_conflict: Policy, or the word for one, when another execution holds the key.
         on_unavailable: The same when no quorum could decide.
         dedup_ttl: How long a finished execution is remembered [s, >= 0; 0 is off].
+        max_deliveries: How often a message may be started [1 to 1000]; None for any number.
         beat_scheduler: Class or name of the scheduler that `celery_redlock.beat` wraps.
         beat_starting_deadline: How old a slot may be when it is published [s, > 0]; None for the
             newest of any age, and all that are not older than a takeover may take.
@@ -95,6 +99,7 @@ class Settings:
     on_unavailable: Any = "reschedule"
     on_lock_lost: str = "abort"
     dedup_ttl: float = 3600.0
+    max_deliveries: int | None = None
     beat_scheduler: Any = "celery.beat:PersistentScheduler"
     beat_starting_deadline: float | None = None
     beat_name: str | None = None
@@ -111,6 +116,7 @@ class Settings:
         object.__setattr__(self, "rules", with_hash_tag(self.rules, nodes))
         dedup_ttl = in_seconds("redlock_dedup_ttl", self.dedup_ttl)
         object.__setattr__(self, "dedup_ttl", dedup_ttl)
+        deliveries("redlock_max_deliveries", self.max_deliveries)
         one_of("redlock_mode", self.mode, MODES)
         one_of("redlock_on_lock_lost", self.on_lock_lost, ("abort", "warn"))
         if self.beat_starting_deadline is not None:
@@ -190,6 +196,15 @@ def one_of(name: str, value: object, words: Sequence[str]) -> str:
         f"did you mean {near[0]!r}?" if near else f"it must be one of {', '.join(map(repr, words))}"
     )
     raise ConfigurationError(f"{name} = {value!r}: {hint}")
+
+
+def deliveries(where: str, most: Any) -> int | None:
+    """Return *most* if so many can be counted; raise ConfigurationError about *where* if not."""
+    if most is None or (type(most) is int and 1 <= most <= MOST_DELIVERIES):
+        return most
+    raise ConfigurationError(
+        f"{where} must be a whole number from 1 to {MOST_DELIVERIES}, or None, got {most!r}"
+    )
 
 
 def report_prefix(prefix: str) -> str:

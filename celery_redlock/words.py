@@ -24,6 +24,7 @@ __all__ = [
     "iso_moment",
     "loss",
     "moment",
+    "newer_call",
     "number",
     "redlock_command",
     "votes_in_words",
@@ -141,6 +142,12 @@ def is_forgotten(votes: object) -> bool:
     """Return whether nodes that forgot a lock left no majority that knows it; *votes* as above."""
     said = [str(vote) for vote in votes.values()] if isinstance(votes, Mapping) else []
     return 2 * sum(vote.startswith(FORGETFUL) for vote in said) >= max(1, len(said))
+
+
+def newer_call(holder: object) -> str:
+    """Return that a newer call of a burst came, and which: *holder* names it."""
+    by = task_of(holder) if isinstance(holder, Mapping) else ""
+    return f"a newer call came{by and ': '}{by}"
 
 
 def task_of(holder: Mapping[str, Any]) -> str:

@@ -25,9 +25,10 @@ from typing import Any
 import pytest
 
 import proof
-from simulation.guards import ALL_GUARDS, GUARDS, WAITING_GUARDS, switched_off
+from simulation.guards import ALL_GUARDS, GUARDS, RATE_GUARDS, WAITING_GUARDS, switched_off
 from simulation.line import LINE
 from simulation.profiles import PROFILES, violations
+from simulation.rates import RATES
 from simulation.schedules import SCHEDULES
 
 __all__ = ["LAYERS", "main"]
@@ -49,6 +50,8 @@ UNIT = (
     "room",
     "waiting_room",
     "places",
+    "several",
+    "rate",
 )
 CONTRACT = ("scripts", "node", "waiting_scripts")
 #: For how long things go wrong in each world that is searched [s, at pace 1].
@@ -75,7 +78,7 @@ def tests(folder: str, names: Sequence[str]) -> Callable[[int], bool]:
 
 def schedules(_seeds: int) -> bool:
     """Return whether a story ends badly."""
-    return any(story() for story in (*LINE.values(), *SCHEDULES.values()))
+    return any(story() for story in (*LINE.values(), *RATES.values(), *SCHEDULES.values()))
 
 
 def chance(seeds: int) -> bool:
@@ -166,7 +169,9 @@ def main() -> int:
 
 def pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     """Return the pairs of guards that may cover for one another, with one of *names* in each."""
-    every = (pair for kind in (GUARDS, WAITING_GUARDS) for pair in combinations(kind, 2))
+    every = (
+        pair for kind in (GUARDS, WAITING_GUARDS, RATE_GUARDS) for pair in combinations(kind, 2)
+    )
     return [pair for pair in every if not set(names).isdisjoint(pair)]
 
 

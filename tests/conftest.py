@@ -13,7 +13,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,19 @@ import celery_redlock.protect  # noqa: F401  before a test forgets what it has C
 from celery_redlock.process import deferral
 from celery_redlock.testing.servers import Server, find_binary, servers
 from support.clients import hang_up
-from support.database_server import DatabaseServer, database_server, hashes_by_name
-from support.kinds import KINDS_OF_NODE, SERVERS, binaries, marks_of, those_here
+from support.database_server import DatabaseServer, database_server, hashes_by_name, patient
+from support.kinds import (
+    KINDS_OF_NODE,
+    POSTGRESQL,
+    SERVERS,
+    binaries,
+    each,
+    marks_of,
+    postgres_by_kind,
+    those_here,
+)
 from support.machine import IN_CI, found
-from support.postgres import Database, Postgres, find_postgres, postgres
+from support.postgres import Database, Postgres
 from support.proxy import Link, proxied
 from support.rabbitmq import RabbitMQ, find_rabbitmq, rabbitmq
 from support.worker import Worker
@@ -254,10 +263,20 @@ def rabbit() -> Iterator[RabbitMQ]:
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[Postgres]:
-    """The PostgreSQL of the whole run; take `database`. Missing: as `some_binary`."""
-    with postgres(found(find_postgres)) as server:
-        yield server
+def postgres_servers() -> Iterator[Callable[[str], Postgres]]:
+    """
+    The PostgreSQL of the whole run of each kind; take `database` or `database_url`.
+
+    A missing one: as `some_binary`.
+    """
+    with postgres_by_kind() as server_of:
+        yield server_of
+
+
+@pytest.fixture(scope="session")
+def postgres_server(postgres_servers: Callable[[str], Postgres]) -> Postgres:
+    """That of the machine."""
+    return postgres_servers("postgresql")
 
 
 @pytest.fixture
@@ -265,6 +284,24 @@ def database(postgres_server: Postgres) -> Iterator[Database]:
     """An empty database of this test alone, on a real PostgreSQL."""
     with postgres_server.database() as fresh:
         yield fresh
+
+
+@pytest.fixture(params=each())
+def database_kind(request: pytest.FixtureRequest) -> str:
+    """Each kind of database; `database_url` is of it."""
+    return str(request.param)
+
+
+@pytest.fixture
+def database_url(
+    database_kind: str, tmp_path: Path, postgres_servers: Callable[[str], Postgres]
+) -> Iterator[str]:
+    """The URL of an empty database of each kind, of this test alone."""
+    if database_kind == "sqlite":
+        yield f"sqlite:///{tmp_path}/locks.db"
+        return
+    with postgres_servers(database_kind).database() as fresh:
+        yield fresh.url
 
 
 @pytest.fixture(scope="session")
@@ -279,8 +316,9 @@ def contract_server(
             return
         if kind == "sqlite":
             url = f"sqlite:///{tmp_path_factory.mktemp('locks')}/locks.db?commit=async"
-        elif kind == "postgresql":
-            url = stack.enter_context(request.getfixturevalue("postgres_server").database()).url
+        elif kind in POSTGRESQL:
+            server = request.getfixturevalue("postgres_servers")(kind)
+            url = stack.enter_context(server.database()).url
         else:
             found(lambda: find_binary(kind))
         yield stack.enter_context(database_server(url))
@@ -292,7 +330,10 @@ def contract_node(
 ) -> Iterator[Server | DatabaseServer]:
     """An empty server, of each kind in turn, which the test must leave running."""
     _empty(contract_server)
-    with hashes_by_name() if isinstance(contract_server, DatabaseServer) else nullcontext():
+    with ExitStack() as stack:
+        if isinstance(contract_server, DatabaseServer):
+            stack.enter_context(hashes_by_name())
+            stack.enter_context(patient(seconds=60))
         yield contract_server
 
 

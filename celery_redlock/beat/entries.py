@@ -63,10 +63,10 @@ def places_of_run(task: Any, entry: Any) -> list[str]:
     try:
         headers = (entry.options or {}).get("headers") or {}
         names = names_of(task, entry.args, entry.kwargs, headers)
-        limit = lock_of(task).options.limits(names)[names[0]]
+        limits = lock_of(task).options.limits(names, entry.args, entry.kwargs)
     except (LockKeyError, TypeError):  # it will fail where it runs, and say why
         return []
-    return [place_name(names[0], place) for place in range(limit)]
+    return [place_name(names[0], place) for place in range(limits.get(names[0], 0))]
 
 
 def for_slot(entry: Any, slot: Slot, task_id: str) -> Any:

@@ -95,7 +95,10 @@ REPORTED = counter(
     *("reported", "What would have been refused or lost, in report mode."),
     *("task", "cause=counts_as"),
     unit="{report}",
-    begins=("conflict", "unavailable", "redelivered", "finished", "unnamed", "duplicate", "lost"),
+    begins=(
+        *("conflict", "rate", "unavailable", "redelivered", "finished", "unnamed", "duplicate"),
+        *("lost", "debounced"),
+    ),
 )
 NODE_EVENTS = counter(
     *("node_events", "What happened to lock nodes.", "node", "event=change"),

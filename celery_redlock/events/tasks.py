@@ -22,8 +22,8 @@ __all__ = [
 ]
 
 
-def by_cause(name: str, about: str) -> Changes:
-    begins = ("conflict", "unavailable")
+def by_cause(name: str, about: str, *more: str) -> Changes:
+    begins = ("conflict", "unavailable", *more)
     return {counter(name, about, "task", "cause", unit="{task}", begins=begins): 1}
 
 
@@ -35,10 +35,12 @@ class TaskEvent(LockEvent):
     Attributes:
         task: Name of the task.
         task_id: Its id.
-        cause: ``"conflict"`` or ``"unavailable"``. In report mode also ``"redelivered"``, of a copy
-            beside the run of the original, ``"finished"``, of one that came after it, and
-            ``"unnamed"``, of arguments that make no lock name.
-        holder: Who holds the lock, as in `LockTaken.holder`; empty if nobody knows.
+        cause: ``"conflict"``, ``"rate"``, ``"deliveries"`` or ``"unavailable"``; ``"debounced"``,
+            as a newer call has come. In report mode also ``"redelivered"``, of a copy beside the
+            run of the original, ``"finished"``, of one that came after it, and ``"unnamed"``, of
+            arguments that make no lock name.
+        holder: Who holds the lock, as in `LockTaken.holder`, or the ``task_id`` of the newer call;
+            empty if nobody knows.
     """
 
     journal = "refused"
@@ -71,7 +73,7 @@ class TaskSkipped(TaskEvent):
     would_have_been = "been skipped"
     mark = "warn"
     level = logging.INFO
-    metrics = by_cause("skipped", "Tasks that were skipped.")
+    metrics = by_cause("skipped", "Tasks that were skipped.", "rate", "debounced")
 
     holder: dict[str, Any] = field(default_factory=dict)
 
@@ -88,7 +90,7 @@ class TaskRefused(TaskEvent):
     word = would_have_been = "failed"
     mark = "bad"
     level = logging.WARNING
-    metrics = by_cause("refused", "Tasks that failed: no lock.")
+    metrics = by_cause("refused", "Tasks that failed: no lock.", "rate", "deliveries")
 
     @classmethod
     def what(cls, it: Record) -> str:

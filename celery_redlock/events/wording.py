@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from celery_redlock.words import duration, iso_moment, number, who
+from celery_redlock.words import duration, iso_moment, newer_call, number, who
 
 __all__ = [
     "Record",
@@ -65,15 +65,17 @@ def held_by(it: Record) -> str:
 
 
 def refusal(it: Record) -> str:
-    cause = it.get("cause")
-    if cause == "finished":
-        return "this execution has finished before"
-    if cause == "unnamed":
-        return "its arguments make no lock name"
-    if cause in ("conflict", "redelivered"):
-        again = "delivered again while it runs; " if cause == "redelivered" else ""
-        return f"{again}{lock(it)} is {held_by(it)}"
-    return f"no quorum of lock nodes for {lock(it)}"
+    held = f"{lock(it)} is {held_by(it)}"
+    words = {
+        "finished": "this execution has finished before",
+        "debounced": newer_call(it.get("holder")),
+        "unnamed": "its arguments make no lock name",
+        "rate": f"{lock(it)} has as many starts as its lock_rate allows",
+        "deliveries": "its message was started as often as max_deliveries allows",
+        "conflict": held,
+        "redelivered": f"delivered again while it runs; {held}",
+    }
+    return words.get(text(it, "cause"), f"no quorum of lock nodes for {lock(it)}")
 
 
 def reason_in(table: Mapping[str, str], it: Record, field: str) -> str:

@@ -6,7 +6,9 @@ import inspect
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from celery_redlock.lock import held as holding
 from celery_redlock.lock.algorithm.effects import Ask, Send, Sleep
+from celery_redlock.lock.held import ensure_not_forked
 from celery_redlock.lock.nodes.round import Round
 from celery_redlock.lock.scripts.requests import Request
 from celery_redlock.lock.scripts.votes import Ballot
@@ -29,13 +31,23 @@ class Driver:
         self.labels = fanout.labels
         self._nodes = len(fanout.labels)
 
-    def drive(self, steps: Generator[Ask | Send | Sleep, Any, T], ends: float | None = None) -> T:
-        """Do what *steps* say; wait for no answer beyond *ends* [s, our clock]."""
+    def drive(  # noqa: C901  one kind of step after the other
+        self, steps: Generator[Ask | Send | Sleep, Any, T], ends: float | None = None
+    ) -> T:
+        """
+        Do what *steps* say; wait for no answer beyond *ends* [s, our clock].
+
+        In a forked child they say nothing more: they are of the parent, who goes on with them. The
+        child would release what the parent is granted.
+        """
+        began_in = holding.process
         answer: Ballot | bool | None = None
         problem: BaseException | None = None
         while True:
             try:
                 while True:
+                    if holding.process is not began_in:  # no call, on every task's path
+                        ensure_not_forked(began_in)
                     step = steps.send(answer) if problem is None else steps.throw(problem)
                     answer = problem = None
                     if isinstance(step, Ask):
@@ -50,6 +62,9 @@ class Driver:
                 return end.value  # type: ignore[no-any-return]
             except BaseException as error:
                 if inspect.getgeneratorstate(steps) == inspect.GEN_CLOSED:  # its own last word
+                    raise
+                if holding.process is not began_in:
+                    steps.close()
                     raise
                 problem = error
 

@@ -9,10 +9,22 @@ from celery_redlock.lock import clock
 from celery_redlock.lock.lease import Lease
 from celery_redlock.process.forks import around_fork
 
-__all__ = ["HeldLock", "NotLocked"]
+__all__ = ["HeldLock", "NotLocked", "ensure_not_forked", "this_process"]
 
 #: Represents this process; a forked child has another.
 process = object()
+
+
+def this_process() -> object:
+    """Return what a forked child has another of."""
+    return process
+
+
+def ensure_not_forked(began_in: object) -> None:
+    """Return if what began in that process is this one's to go on with."""
+    if process is not began_in:
+        msg = "this began before the fork: the parent of this process goes on with it"
+        raise RuntimeError(msg)
 
 
 class HeldLock:
@@ -30,6 +42,7 @@ class HeldLock:
 
     __slots__ = (
         "_began",
+        "_has_ended",
         "_lease",
         "_on_lost",
         "_process",
@@ -47,6 +60,7 @@ class HeldLock:
         self._on_lost = on_lost
         self._process = process
         self._began = clock.now()
+        self._has_ended = False
         self.lag = 0.0
         self.merged = 0
         self.others: tuple[HeldLock, ...] = ()
@@ -161,6 +175,11 @@ class HeldLock:
         self._on_lost = None
         if self._reason is None:
             self._reason, self._votes = "released", {}
+
+    def ends(self) -> bool:
+        """Return whether its end is still to be notified; once."""
+        is_first, self._has_ended = not self._has_ended, True
+        return is_first
 
 
 class NotLocked(HeldLock):

@@ -11,7 +11,15 @@ from typing import Any
 
 from celery_redlock.lock import clock
 
-__all__ = ["Lease", "fence_proposal", "least_validity", "quarantine_for", "quorum", "valid_until"]
+__all__ = [
+    "DRIFT_FLOOR",
+    "Lease",
+    "fence_proposal",
+    "least_validity",
+    "quarantine_for",
+    "quorum",
+    "valid_until",
+]
 
 #: Kept back from every lease beside the drift factor, for the resolution of PX [s].
 DRIFT_FLOOR = 0.002

@@ -26,7 +26,7 @@ from celery_redlock.lock.algorithm.results import (
 )
 from celery_redlock.lock.algorithm.several import acquire_all
 from celery_redlock.lock.driver import Driver
-from celery_redlock.lock.held import HeldLock
+from celery_redlock.lock.held import HeldLock, ensure_not_forked, this_process
 from celery_redlock.lock.lease import Lease, quorum
 from celery_redlock.lock.lock_events import of_grant, of_refusal, of_release, of_renewal, who
 from celery_redlock.lock.nodes.address import Address, addresses_of
@@ -115,6 +115,10 @@ class Locks:
         """The locks that the watchdog of this process renews."""
         return self._watchdog.held
 
+    def is_renewing(self, held: HeldLock) -> bool:
+        """Whether `give_back` would wait, for a round that renews *held*."""
+        return self._watchdog.is_asking_for(held)
+
     # -- taken, and released ----------------------------------------------------
 
     def take(
@@ -126,13 +130,13 @@ class Locks:
         *on_lost* is called once, in the watchdog's thread, when the lock is lost. Raises what
         `acquiring.acquire` does.
         """
+        began_in = this_process()
         lease = self._acquire(request)
         try:
-            held = self._watch(lease, on_lost)
+            return self.watch(lease, on_lost)
         except BaseException:
-            self._take_back(lease)
+            self.take_back(lease, began_in)
             raise
-        return held
 
     def take_all(
         self,
@@ -142,11 +146,15 @@ class Locks:
         """
         Acquire all *lock_requests*, or nothing, and have it renewed until `give_back`.
 
+        What stands is not renewed, and `give_back` takes it back.
+
         For callers that defer signals: one that strikes as this returns leaves locks behind.
         Returns the locks by name, in the order in which they were granted; no two requests may
         be of one name. Otherwise as `take`.
         """
-        started = clock.now()
+        if not lock_requests:
+            return {}
+        started, began_in = clock.now(), this_process()
         try:
             leases = self.driver.drive(
                 acquire_all(self.participant, lock_requests), lock_requests[0].ends
@@ -155,16 +163,24 @@ class Locks:
             self.notify(of_refusal(error, lock_requests[0].info, clock.now() - started))
             raise
         try:
-            for one in lock_requests:
+            standing = {one.name for one in lock_requests if one.stands}
+            # Where only a start was asked for, its grant is that of the execution.
+            told = [one for one in lock_requests if not one.stands] or lock_requests[-1:]
+            for one in told:
                 self.notify(of_grant(leases[one.name], one, clock.now() - started))
-            held = {name: self._watch(lease, on_lost) for name, lease in leases.items()}
+            ensure_not_forked(began_in)  # by an observer
+            held = {
+                name: HeldLock(lease) if name in standing else self.watch(lease, on_lost)
+                for name, lease in leases.items()
+            }
         except BaseException:
             for lease in leases.values():
-                self._take_back(lease)
+                self.take_back(lease, began_in)
             raise
         return held
 
-    def _watch(self, lease: Lease, on_lost: Callable[[HeldLock], None] | None) -> HeldLock:
+    def watch(self, lease: Lease, on_lost: Callable[[HeldLock], None] | None = None) -> HeldLock:
+        """Let the watchdog renew *lease* until `give_back`; `take_back` it if that fails."""
         held = HeldLock(lease, on_lost)
         started = lease.valid_until - lease.ttl * (1.0 - self.rules.drift_factor)
         self._watchdog.watch(held, started)
@@ -203,7 +219,9 @@ class Locks:
             self.driver.ask(Ask(request, release_is_decided))
         else:
             self.driver.tell(request)
-        self.notify(of_release(lease, held.held_for, lost or ""))
+        if held.ends():  # this may come twice: interrupted, or by a thread as well
+            why = "" if lost in (None, "released") else lost
+            self.notify(of_release(lease, held.held_for, why))
 
     def release_for(
         self,
@@ -257,9 +275,10 @@ class Locks:
 
     # -- driving the algorithm -----------------------------------------------------
 
-    def _let_go(self, lease: Lease) -> ReleaseOutcome:
+    def let_go(self, lease: Lease, *, keep: float = 0.0) -> ReleaseOutcome:
+        """Release *lease* without a word of it, or *keep* it for so long [s]; wait for nothing."""
         name, token, place = lease.name, lease.token, lease.place
-        self.driver.tell(requests.release_request(self.rules, name, token, place=place))
+        self.driver.tell(requests.release_request(self.rules, name, token, keep=keep, place=place))
         return ReleaseOutcome.UNKNOWN
 
     def _release(self, name: str, token: str, keep: float = 0.0, place: int = 0) -> ReleaseOutcome:
@@ -267,25 +286,32 @@ class Locks:
         return release_outcome(self.driver.ask(Ask(request, release_is_decided)))
 
     def _acquire(self, request: LockRequest) -> Lease:
-        started = clock.now()
+        return self.driver.drive(self.acquisition(self.participant, request), request.ends)
+
+    def acquisition(self, participant: Participant, request: LockRequest) -> acquiring.Steps:
+        """Acquire the lock of *request*, whoever drives this, and notify observers."""
+        started, began_in = clock.now(), this_process()
         try:
-            lease = self.driver.drive(acquiring.acquire(self.participant, request), request.ends)
+            lease = yield from acquiring.acquire(participant, request)
         except LockNotAcquired as error:
             self.notify(of_refusal(error, request.info, clock.now() - started))
             raise
         try:
             self.notify(of_grant(lease, request, clock.now() - started))
+            ensure_not_forked(began_in)  # by an observer
         except BaseException:
-            self._take_back(lease)
+            self.take_back(lease, began_in)
             raise
         return lease
 
-    def _take_back(self, lease: Lease) -> None:
-        """Release a lease that an interruption keeps from its caller."""
+    def take_back(self, lease: Lease, began_in: object) -> None:
+        """Release a lease that an interruption keeps from its caller, if it is not a parent's."""
+        if this_process() is not began_in:
+            return
         for held in self._watchdog.held:
             if held.token == lease.token:
                 self._watchdog.unwatch(held)
-        self._let_go(lease)
+        self.let_go(lease)
 
     def _extend_all(self, leases: Sequence[Lease]) -> list[Lease | NotRenewed]:
         renewals = [Renewal(self.participant, lease) for lease in leases]

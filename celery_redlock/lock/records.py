@@ -24,7 +24,9 @@ __all__ = [
     "LONGEST_NAME",
     "OWNER_LENGTH",
     "PUBLIC_TOKEN_LENGTH",
+    "RATE",
     "RELEASE_LENGTH",
+    "STARTS",
     "TOKEN_LENGTH",
     "Keys",
     "channel",
@@ -41,12 +43,15 @@ __all__ = [
     "own_name",
     "place_name",
     "probe_key",
+    "rate_name",
     "read_holder",
     "record_key",
     "shorten",
     "shortened",
     "since_of",
+    "starts_name",
     "waiters_key",
+    "without_rate",
 ]
 
 TOKEN_LENGTH = 40
@@ -60,8 +65,11 @@ OWNER_LENGTH = 32
 PUBLIC_TOKEN_LENGTH = 8
 #: Longest name that is part of a key as it is [bytes].
 LONGEST_NAME = 110
-#: How names end that are derived from others: on a place, or as what is left of a long one.
-PLACE = re.compile(r"(#|%(?:25)*23)([0-9]{1,4})\Z")
+#: How names end that are derived from others: on a place, that of its starts by a rate or by an
+#: execution, or as what is left of a long one.
+PLACE = re.compile(r"(#|%(?:25)*23)([0-9]{1,4}|rate|starts)\Z")
+RATE, STARTS = "#rate", "#starts"
+PLACE_OF_RATE = re.compile(rf"{RATE}(#[0-9]+)?\Z")
 CUT = re.compile(r"(~|%(?:25)*7E)([0-9a-f]{32})\Z")
 TOKEN = re.compile(rb"[0-9a-f]{%d}" % TOKEN_LENGTH)
 #: Nothing that we write is nested so deep, and not every encoder can encode what is.
@@ -119,6 +127,21 @@ def own_name(name: str) -> str:
 def place_name(name: str, place: int) -> str:
     """Return the name of the lock on a *place* of *name*; the first has the name itself."""
     return f"{shorten(name)}#{place}" if place else name
+
+
+def rate_name(name: str) -> str:
+    """Return the name under which the starts of *name* by its rate have their places."""
+    return f"{cut(name, LONGEST_NAME - len(RATE))}{RATE}"
+
+
+def without_rate(name: str) -> str:
+    """Return the name whose starts, or one of them, have this *name*; itself if it is another."""
+    return PLACE_OF_RATE.sub("", name)
+
+
+def starts_name(execution: str) -> str:
+    """Return the name under which the starts of an *execution* have their places."""
+    return f"{execution}{STARTS}"
 
 
 def line_key(prefix: str, name: str, place: int = 0) -> bytes:

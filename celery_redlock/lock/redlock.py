@@ -27,8 +27,9 @@ from celery_redlock.errors import (
     LockLost,
     QuorumUnavailable,
 )
-from celery_redlock.events import Observer
+from celery_redlock.events import LeaderElected, Observer
 from celery_redlock.lock import clock
+from celery_redlock.lock.algorithm.acquiring import Steps
 from celery_redlock.lock.algorithm.effects import Ask
 from celery_redlock.lock.algorithm.renewal import Renewal
 from celery_redlock.lock.algorithm.request import LockRequest
@@ -37,6 +38,7 @@ from celery_redlock.lock.algorithm.results import (
     ReleaseOutcome,
 )
 from celery_redlock.lock.held import HeldLock
+from celery_redlock.lock.lead import request_to_lead, resign
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.lock_events import of_release
 from celery_redlock.lock.locks import Locks
@@ -45,6 +47,7 @@ from celery_redlock.lock.nodes.urls import rules_for
 from celery_redlock.lock.rules import Rules, in_seconds
 from celery_redlock.lock.scripts.votes import votes_by_node
 from celery_redlock.process.deferral import defer_signals
+from celery_redlock.process.ending import end
 
 __all__ = ["Redlock"]
 
@@ -118,7 +121,7 @@ class Redlock(Locks):
             QuorumUnavailable: No quorum could decide.
             LockLost: The body ended without an error, but the lock was lost on the way.
         """
-        held = self.take(LockRequest(name, *self._ttl_and_wait(ttl, wait), self.rules.fence))
+        held = self.take(self.request(name, ttl, wait))
         try:
             yield held
             held.ensure_held()
@@ -128,6 +131,37 @@ class Redlock(Locks):
             except BaseException:  # interrupted, perhaps before a byte was sent
                 self.give_back(held)
                 raise
+
+    def lead(self, name: str, *, ttl: float | timedelta | None = None) -> Iterator[HeldLock]:
+        """
+        Wait until this process leads, and go on as long as it does; then wait again.
+
+            for term in locks.lead("billing"):
+                send_what_is_due(fence=term.fence)
+
+        The lock is kept from one round to the next, and is given up at the end of the loop. What
+        takes long within a round calls ``term.ensure_held()``, or looks at ``term.is_lost``.
+
+        Args:
+            name: Lock name.
+            ttl: Lease written to every node [s, or a timedelta]: how long others wait for a leader
+                that was killed; as in the rules by default.
+
+        Yields:
+            The lock that is held, whose fence grows with each term.
+        """
+        while True:
+            held = self.take(request_to_lead(self, name, ttl))
+            try:
+                self.notify(LeaderElected(held.name, held.fence))
+                while not held.is_lost:
+                    yield held
+            finally:
+                try:
+                    resign(self, held, self.give_back)
+                except BaseException:  # interrupted, perhaps before a byte was sent
+                    self.give_back(held)
+                    raise
 
     def acquire(
         self,
@@ -149,7 +183,7 @@ class Redlock(Locks):
             QuorumUnavailable: No quorum could decide.
             ConfigurationError: *ttl* is longer than ``max_ttl``, or no number.
         """
-        return self._acquire(LockRequest(name, *self._ttl_and_wait(ttl, wait), self.rules.fence))
+        return self._acquire(self.request(name, ttl, wait))
 
     def extend(self, lease: Lease) -> Lease:
         """
@@ -160,13 +194,17 @@ class Redlock(Locks):
             QuorumUnavailable: Too few nodes answered; *lease* stays what it was, and may
                 be extended again until it ends.
         """
+        return self.driver.drive(self.extension(lease))
+
+    def extension(self, lease: Lease) -> Steps:
+        """Extend *lease*, whoever drives this."""
         renewal = Renewal(self.participant, lease)
         if renewal.started >= lease.valid_until:  # nobody needs the keys that this would restore
             raise LockLost(lease.name, "deadline")
-        ballot = self.driver.ask(Ask(renewal.request(), renewal.decided))
+        ballot = yield Ask(renewal.request(), renewal.decided)
         outcome = renewal.outcome(ballot)
         if isinstance(outcome, str):
-            self._let_go(lease)
+            self.let_go(lease)
             raise LockLost(lease.name, outcome, votes_by_node(ballot, self.labels))
         if outcome is None:
             raise QuorumUnavailable(lease.name, votes_by_node(ballot, self.labels))
@@ -184,10 +222,10 @@ class Redlock(Locks):
             outcome = (
                 self._release(lease.name, lease.token, place=lease.place)
                 if wait
-                else self._let_go(lease)
+                else self.let_go(lease)
             )
         except BaseException:  # interrupted, perhaps before a byte was sent
-            self._let_go(lease)
+            self.let_go(lease)
             raise
         self.notify(of_release(lease, max(0.0, clock.wall() - lease.since)))
         return outcome
@@ -197,11 +235,21 @@ class Redlock(Locks):
         return self.inspect_all([name])[0]
 
     def close(self) -> None:
-        """Drop all connections; leases that are held go on."""
+        """Drop all connections, once what was told has arrived; leases that are held go on."""
+        end()
         with defer_signals():  # or a thread might wait for good for an event that is half set
             self.fanout.close()
             if self.listener is not None:
                 self.listener.close()
+
+    def request(
+        self,
+        name: str,
+        ttl: float | timedelta | None = None,
+        wait: float | timedelta | None = None,
+    ) -> LockRequest:
+        """Return the request for a lock, as `acquire` makes it of these."""
+        return LockRequest(name, *self._ttl_and_wait(ttl, wait), self.rules.fence)
 
     def _ttl_and_wait(
         self, ttl: float | timedelta | None, wait: float | timedelta | None

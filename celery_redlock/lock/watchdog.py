@@ -101,6 +101,9 @@ class Watchdog:
         with self._mutex:
             return list(self._held)
 
+    def is_asking_for(self, held: HeldLock) -> bool:
+        return held in self._asked
+
     def watch(self, held: HeldLock, started: float) -> None:
         with self._mutex:
             self._held[held] = None

@@ -60,8 +60,9 @@ def reservation_as_json(seen: StoredReservation | None) -> dict[str, Any] | None
         return None
     plain = who_as_json(seen.info)
     del plain["execution"]  # it has none before it runs
-    stands = {"running": seen.is_running, "ended": seen.has_run, "left": seen.left}
-    return {**plain, **stands, "merged": seen.merged, "token": seen.seen}
+    stands = {"running": seen.is_running, "ended": seen.has_run, "debounced": seen.is_burst}
+    token = None if seen.is_burst else seen.seen
+    return {**plain, **stands, "left": seen.left, "merged": seen.merged, "token": token}
 
 
 def reserved_as_json(view: ReservationView, nodes: int) -> dict[str, Any]:
@@ -96,6 +97,7 @@ def explanation_as_json(found: Explanation) -> dict[str, Any]:
         },
         "queued": reservation_with_result(found.lock.queued, found),
         "next": reservation_with_result(found.lock.next, found),
+        "burst": reservation_as_json(found.lock.burst),
         "waiting": found.places.waiting,
         "waiting_since": next((it.since for it in found.places.waiters), None),
         "waiters": [waiter_as_json(it) for it in found.places.waiters],

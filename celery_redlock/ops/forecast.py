@@ -27,6 +27,7 @@ from celery_redlock.words import counted
 __all__ = ["GETS_IT", "at_publish", "at_run"]
 
 GETS_IT = "A worker that starts it now gets the lock."
+STARTS_IT = "A worker that gets it now runs it: lock_rate allows the start."
 
 
 def at_publish(
@@ -42,6 +43,12 @@ def at_publish(
     *queued* is who is queued or runs, for a majority of the nodes, *following* who waits for its
     end.
     """
+    if options.debounce:
+        latest = f"{options.longest_burst:g} s after the first call of its burst"
+        return (
+            f"apply_async publishes it for in {options.debounce:g} s, {latest} at the latest; it "
+            "runs unless a newer one comes."
+        )
     if options.unique_until is None:
         return None
     stands, deed = following or queued, "publishes it: none is queued."
@@ -65,26 +72,47 @@ def at_duplicate(options: LockOptions, stands: StoredReservation, *, is_next: bo
     return f"publishes it as the next run, which waits for the end of {first}."
 
 
-def at_run(task: Any, options: LockOptions, verdict: Verdict) -> str:
+def at_run(
+    task: Any,
+    options: LockOptions,
+    verdict: Verdict,
+    places: int = 1,
+    *,
+    is_over_rate: bool = False,
+) -> str:
+    """
+    Return what a worker would do with another call now.
+
+    Args:
+        task: Of the call.
+        options: Of the task.
+        verdict: On its locks, and on its start.
+        places: How many the lock has of which it has most.
+        is_over_rate: Whether it would get its locks, and not its start.
+    """
     if verdict is Verdict.GRANTED:
-        return GETS_IT
+        return GETS_IT if options.limit else STARTS_IT
     situation = Situation.TAKEN if verdict is Verdict.TAKEN else Situation.UNAVAILABLE
-    deed = in_words(task, options, plan(options, situation))
-    if options.reruns and situation is Situation.TAKEN:
+    situation = Situation.OVER_RATE if is_over_rate else situation
+    waits_for = "a start is allowed" if is_over_rate else "the lock is released"
+    planned = plan(options, situation, is_last=bool(options.debounce))
+    deed = in_words(task, options, planned, waits_for)
+    if isinstance(planned, SetAside):
         return f"A worker that gets it now {deed}."
     option = "on_conflict" if verdict is Verdict.TAKEN else "on_unavailable"
     patience = "does not wait (lock_wait is 0); it"
     if options.wait:
         patience = f"tries for {options.wait:g} s (lock_wait); then it"
-    places = max(options.limit)  # all but the first are locks with names of their own
     full = f", and finds none of {places} places free," if places > 1 else ""
+    if is_over_rate:
+        full = ", and finds as many starts as lock_rate allows,"
     return f"A worker that gets it now{full} {patience} {deed} ({option})."
 
 
 def in_words(  # noqa: PLR0911  one for each plan
-    task: Any, options: LockOptions, planned: Plan
+    task: Any, options: LockOptions, planned: Plan, waits_for: str
 ) -> str:
-    """Return the rest of a sentence that begins with "it"."""
+    """Return the rest of a sentence that begins with "it"; *waits_for* is what ends a wait."""
     match planned:
         case Skip():
             chain = "ends there" if options.stops_chain else "goes on with that value"
@@ -100,7 +128,7 @@ def in_words(  # noqa: PLR0911  one for each plan
             pace = f"after {planned.base:g} s at first and {planned.cap:g} s at most"
             return f"is rescheduled, {pace}, {times(planned.max_reschedules, '; then it fails')}"
         case Queue():
-            waits = "waits as a message until the lock is released"
+            waits = f"waits as a message until {waits_for}"
             end = "fails" if planned.then == "fail" else "is skipped"
             most = planned.max_waiting
             return waits if most is None else f"{waits}, unless {most} wait already; then it {end}"

@@ -78,7 +78,7 @@ def held_by_children(plugin: Plugin, requests: Iterable[Any]) -> list[dict[str, 
         if isinstance(request, RedlockRequest):
             task: Any = request.task
             try:
-                places = places_of(task, request.lock_names)
+                places = places_of(task, request.lock_names, request.args, request.kwargs)
                 named += [(request, name) for name, _ in places]
             except RedlockError:  # then it holds none
                 continue

@@ -90,18 +90,23 @@ def reservation_row(view: ReservationView, nodes: int) -> tuple[str, ...]:
         left(one.left),
         str(one.merged or ""),
         f"{len(view.votes)}/{nodes}",
-        one_line(one.seen, LONGEST),
+        "" if one.is_burst else one_line(one.seen, LONGEST),
     )
 
 
 def state_of(seen: StoredReservation) -> str:
     if seen.is_running:
         return "begun"
+    if seen.is_burst:
+        return "debounced"
     return "ended" if seen.has_run else "stands" if seen.is_window else "waits"
 
 
 def reservation_in_words(seen: StoredReservation) -> str:
     info = who_as_json(seen.info)
+    if seen.is_burst:
+        its_id = one_line(info["task_id"] or "?", LONGEST)
+        return f"id {its_id}: the newest call of a burst, which ends in {seen.left:.0f} s at most"
     what = f"waits, {seen.left:.0f} s at most"
     if seen.is_running:
         what = "has begun"

@@ -23,7 +23,7 @@ from celery_redlock.task.declared import classes_before
 from celery_redlock.task.messages.broker import visibility_timeout
 from celery_redlock.task.naming.task_lock import lock_of
 from celery_redlock.task.options import OPTIONS, LockOptions
-from celery_redlock.words import loss, number, who
+from celery_redlock.words import loss, newer_call, number, who
 
 __all__ = ["Report", "TaskReport", "example_in_words", "report_of"]
 
@@ -31,12 +31,15 @@ PROTECT = "redlock_protect"
 #: Cause -> in words, of a column.
 CAUSES = {
     "conflict": "lock was held",
+    "rate": "over its lock_rate",
+    "deliveries": "started too often",
     "unavailable": "no quorum",
     "redelivered": "copy beside its run",
     "finished": "copy after its run",
     "unnamed": "arguments make no lock name, would fail",
     "duplicate": "duplicate at publish",
     "lost": "lock was lost",
+    "debounced": "newer call of a burst",
 }
 
 
@@ -185,6 +188,7 @@ def example_in_words(cause: str, record: Mapping[str, Any]) -> str:
         "conflict": f"lock {record.get('name')!r} was held by {who(holder, at)}",
         "redelivered": f"it ran already: {who(holder, at)}",
         "duplicate": f"task id {record.get('holder_id', '?')} was queued or running already",
+        "debounced": newer_call(holder),
         "lost": loss(record.get("reason"), record.get("votes")),
     }.get(cause, CAUSES.get(cause, cause))
     return f"{task}{place}: {because}" if number(at) else f"{task}{place}"

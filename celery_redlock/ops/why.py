@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
-import json
 import threading
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,8 +11,10 @@ from typing import Any, TypeVar
 
 from celery.states import READY_STATES
 
-from celery_redlock.errors import ConfigurationError, LockKeyError
+from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.records import RATE, rate_name, without_rate
+from celery_redlock.lock.scripts.votes import Verdict
 from celery_redlock.ops.forecast import at_publish, at_run
 from celery_redlock.ops.text import scalar
 from celery_redlock.reading.journal import KEPT
@@ -25,27 +25,25 @@ from celery_redlock.reading.quorum import Mark
 from celery_redlock.reading.stored import LockView
 from celery_redlock.settings import Settings
 from celery_redlock.task.base import takes_lock
-from celery_redlock.task.naming.task_lock import NO_HEADERS, lock_of, names_of
+from celery_redlock.task.naming.task_lock import lock_of
+from celery_redlock.task.options import LockOptions
+from celery_redlock.words import counted
 
 __all__ = [
-    "CallError",
     "Explanation",
     "explain",
     "explained",
-    "find_task",
-    "limits_in_call",
+    "lines_of_name",
     "most_places",
 ]
 
 Value = TypeVar("Value")
+#: Where another call's limits are not known from a lock name.
+ASK_WITH_CALL = "Its arguments say how many there may be; ask with them: 'redlock why {task} ARGS'."
 #: How many refusals are shown.
 RECENT = 10
 #: How long workers have to answer, and they and the result backend in all [s].
 ANSWERS, PATIENCE = 1.0, 3.0
-
-
-class CallError(ConfigurationError):
-    """There is no such task, or it takes no such arguments."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +59,7 @@ class Explanation:
     results: Mapping[str, str] = field(default_factory=dict)
     #: Worker -> whether it says that it has the lock; empty if none was asked or answers
     workers: Mapping[str, bool] = field(default_factory=dict)
+    is_by_call: bool = False  # whether more places may be free: a call would say how many there are
 
     @property
     def lock(self) -> OneLock:
@@ -71,16 +70,29 @@ class Explanation:
         return self.places.all[0].holder
 
     @property
+    def lock_holder(self) -> LockView | None:
+        """The same, None where the first is a start: no worker holds that."""
+        return self.holder if of_locks([self.lock]) else None
+
+    @property
     def state(self) -> str:
         return self.places.state
 
     @property
+    def names(self) -> list[str]:
+        """The lock names of the call, also those that it takes no lock of, but starts by a rate."""
+        return list(dict.fromkeys(map(without_rate, self.places.names)))
+
+    @property
     def headline(self) -> tuple[str, Mark]:
-        if len(self.places.all) > 1 and self.state != "unavailable":
-            of = "locks" if len(self.places.names) > 1 else "places"
-            held = sum(place.state == "held" for place in self.places.all)
-            words = f"{held} of {len(self.places.all)} {of} {'is' if held == 1 else 'are'} held."
-            return words, "warn" if self.state == "held" else "good"
+        locks, starts = of_locks(self.places.all), of_starts(self.places.all)
+        if (starts or len(locks) > 1) and self.state != "unavailable":
+            of = "lock" if len({place.name for place in locks}) > 1 else "place"
+            parts = (
+                [self._used(locks, of, "held")] if len(locks) > 1 else [it.state for it in locks]
+            )
+            parts += [self._used(starts, "start", "used, by lock_rate")] if starts else []
+            return f"{'; '.join(parts)}.", "warn" if self.state == "held" else "good"
         if self.holder is not None:
             return "held.", "warn"
         if self.state == "held":
@@ -91,6 +103,12 @@ class Explanation:
         count = f"{voting} of {nodes} nodes vote, {quorum(nodes)} needed"
         words = f"no quorum could say: {count if nodes > 1 else 'the one node does not vote'}."
         return words, "bad"
+
+    def _used(self, places: Sequence[OneLock], of: str, used: str) -> str:
+        held = sum(place.state == "held" for place in places)
+        count = counted(held, of) if self.is_by_call else f"{held} of {counted(len(places), of)}"
+        is_one = 1 in {held, len(places)}
+        return f"{count} {'is' if is_one else 'are'} {used}"
 
 
 def explain(
@@ -108,7 +126,7 @@ def explain(
     return replace(
         found,
         results=ended_results(app, [it for it in reserved if it]),
-        workers={} if found.holder is None else claims(app, found.holder.holder),
+        workers={} if found.lock_holder is None else claims(app, found.lock_holder.holder),
     )
 
 
@@ -158,21 +176,75 @@ def explained(
     app: Any, places: Places, records: Iterable[Mapping[str, Any]], task: Any = None
 ) -> Explanation:
     """Return what is known of *places*, with the *records* of the journal, oldest first."""
+    is_by_call = False
     if task is None:
         task = task_of(app, places)
-        places = places.up_to(max(lock_of(task).options.limit) - 1 if takes_lock(task) else 0)
-    recent = [it for it in records if any(is_refusal_of(it, name) for name in places.names)]
+        limits = limits_of_name(task, places.names[0])
+        is_by_call = takes_lock(task) and lock_of(task).options.is_by_call
+        places = places.up_to(dict.fromkeys(limits, 1) if is_by_call else limits)
     name = "" if task is None else task.name
-    found = Explanation(places, name, recent=recent[-RECENT:])
+    found = Explanation(places, name, is_by_call=is_by_call)
+    names = {*found.names, *places.names}
+    recent = [it for it in records if any(is_refusal_of(it, name) for name in names)]
+    found = replace(found, recent=recent[-RECENT:])
     if not takes_lock(task):
         return found
     options, lock = lock_of(task).options, found.lock
     is_quorate = lock.voting >= quorum(len(lock.nodes))
-    return replace(
-        found,
-        run=at_run(task, options, places.verdict),
-        publish=at_publish(options, lock.queued, lock.next, is_quorate=is_quorate),
-    )
+    run = ASK_WITH_CALL.format(task=task.name)
+    if not is_by_call:
+        most = max((len(places.of(it.name)) for it in of_locks(places.all)), default=0)
+        over = is_over_rate(places)
+        run = at_run(task, options, places.verdict, most, is_over_rate=over)
+    publish = at_publish(options, lock.queued, lock.next, is_quorate=is_quorate)
+    return replace(found, run=run, publish=publish)
+
+
+def is_over_rate(places: Places) -> bool:
+    """Return whether a call would be granted its locks, and not its start."""
+    locks = of_locks(places.all)
+    is_free = not locks or Places(locks).verdict is Verdict.GRANTED
+    return is_free and places.verdict is Verdict.TAKEN
+
+
+def of_locks(places: Sequence[OneLock]) -> list[OneLock]:
+    return [place for place in places if not place.name.endswith(RATE)]
+
+
+def of_starts(places: Sequence[OneLock]) -> list[OneLock]:
+    return [place for place in places if place.name.endswith(RATE)]
+
+
+def lines_of_name(app: Any, name: str) -> dict[str, int]:
+    """
+    Return *name* and that of its starts, and how many places any task of *app* has at most.
+
+    Where *name* is that of a start, as ``redlock ls`` shows it, the name whose start it is.
+    """
+    name = without_rate(name)
+    starts = max((it.most_starts for it in options_in(app)), default=0)
+    return {name: most_places(app), **({rate_name(name): starts} if starts else {})}
+
+
+def limits_of_name(task: Any, name: str) -> dict[str, int]:
+    """Return the same of one *task*, None if it is not known: then it has a place."""
+    options = options_of(task)
+    if options is None:
+        return {name: 1}
+    return {name: options.most_places if options.limit else 0, rate_name(name): options.most_starts}
+
+
+def options_in(app: Any) -> list[LockOptions]:
+    found = [] if app is None else [options_of(task) for task in app.tasks.values()]
+    return [options for options in found if options is not None]
+
+
+def options_of(task: Any) -> LockOptions | None:
+    """Return those of a *task* that takes a lock; None where no worker has such a task."""
+    if takes_lock(task):
+        with contextlib.suppress(ConfigurationError):
+            return lock_of(task).options
+    return None
 
 
 def task_of(app: Any, places: Places) -> Any:
@@ -183,71 +255,4 @@ def task_of(app: Any, places: Places) -> Any:
 
 def most_places(app: Any) -> int:
     """Return how many places the lock of any task of *app* has at most [>= 1]."""
-    most = 1
-    for task in () if app is None else app.tasks.values():
-        if takes_lock(task):
-            with contextlib.suppress(ConfigurationError):  # no worker has such a task
-                most = max(most, *lock_of(task).options.limit)
-    return most
-
-
-# --- the call that is asked about --------------------------------------------------------
-
-
-def find_task(app: Any, name: str) -> Any:
-    """Return the task *name* of *app*; raises CallError, which names the nearest ones."""
-    task = app.tasks.get(name)
-    if task is None:
-        ours = sorted(n for n in app.tasks if not n.startswith("celery."))
-        near = difflib.get_close_matches(name, ours, 3) or ours[:3]
-        hint = f"; did you mean {' or '.join(near)}?" if near else "; the app has no tasks"
-        raise CallError(f"There is no task {name!r}{hint}")
-    if not takes_lock(task):
-        raise CallError(
-            f"{name} takes no lock: it is no RedlockTask, and redlock_protect does not name it"
-        )
-    return task
-
-
-def names_in_call(
-    task: Any, args: str = "[]", kwargs: str = "{}", headers: Mapping[str, Any] = NO_HEADERS
-) -> tuple[str, ...]:
-    """
-    Return the lock names of a call of *task* with *args* and *kwargs* in JSON.
-
-    Raises:
-        CallError: They are no JSON, or do not fit the task. Repeats no value of theirs.
-    """
-    called = json_of("ARGS", args, list), json_of("KWARGS", kwargs, dict)
-    try:
-        return names_of(task, *called, headers)
-    except LockKeyError as error:
-        raise CallError(str(error)) from None
-    except Exception as error:  # a lock_name() of the user's
-        msg = f"{task.name}: its lock_name() raised {type(error).__name__}"
-        raise CallError(msg) from error
-
-
-def limits_in_call(
-    task: Any, args: str = "[]", kwargs: str = "{}", headers: Mapping[str, Any] = NO_HEADERS
-) -> dict[str, int]:
-    names = names_in_call(task, args, kwargs, headers)
-    try:
-        return lock_of(task).options.limits(names)
-    except LockKeyError as error:
-        raise CallError(str(error)) from None
-
-
-def json_of(what: str, text: str, kind: type) -> Any:
-    """Return what *text* says, if it is JSON of this *kind*; raises CallError."""
-    example = "a JSON list, like '[42, \"eu\"]'"
-    if kind is dict:
-        example = "a JSON object, like '{\"dry_run\": true}'"
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:  # its own text names places, never what is there
-        where = f"at character {getattr(error, 'pos', 0) + 1}"
-        raise CallError(f"{what} must be {example}; it is no JSON ({where})") from None
-    if not isinstance(value, kind):
-        raise CallError(f"{what} must be {example}; it is another kind of JSON")
-    return value
+    return max((it.most_places for it in options_in(app)), default=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable
+from multiprocessing import util
 
 __all__ = ["before_end", "end"]
 
@@ -20,3 +21,12 @@ def end() -> None:
     """Do it; a pool's child, which ends without Python's own exit, has to be told."""
     for call in _calls:
         call()
+
+
+def end_with_child(_: object = None) -> None:
+    """Do it at the end of a child of multiprocessing, too: up to Python 3.12 it has no exit."""
+    util.Finalize(None, end, exitpriority=0)
+
+
+util.register_after_fork(end, end_with_child)
+end_with_child()  # where this is imported in a child

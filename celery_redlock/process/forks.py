@@ -32,7 +32,8 @@ STAGES = (
     "counting",  # of metrics
     "nodewatch",  # which counts while it holds forks off
     "keyspace",  # whose turn it is to run Lua
-    "servers",  # likewise
+    "files",  # of SQLite, which are closed: who uses one waits for his turn to run Lua
+    "servers",  # of tests
 )
 
 

@@ -13,7 +13,6 @@ Source:
 from __future__ import annotations
 
 import _thread
-import contextlib
 import functools
 import sys
 import threading
@@ -36,14 +35,18 @@ def new_mutex() -> threading.RLock:
     return undoing(type(threading.RLock()))()
 
 
-def run_elsewhere(work: Callable[..., Any], *args: Any) -> None:
+def run_elsewhere(work: Callable[..., Any], *args: Any) -> bool:
     """
-    Have another thread do *work*, which may wait there.
+    Have another thread do *work*, which may wait there; return whether one could be had.
 
-    Not by `threading.Thread`, whose start takes locks that this thread may hold.
+    None can be had as the interpreter ends, and so does the lease. Not by `threading.Thread`, whose
+    start takes locks that this thread may hold.
     """
-    with contextlib.suppress(RuntimeError):  # the interpreter ends, and so does the lease
+    try:
         _thread.start_new_thread(work, args)
+    except RuntimeError:
+        return False
+    return True
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import re
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -21,6 +22,7 @@ from redis.exceptions import RedisError
 from celery_redlock.lock.nodes.address import Address, addresses_of
 from celery_redlock.lock.nodes.bounded import begin_exchange
 from celery_redlock.lock.nodes.guard import exchange, read_as
+from celery_redlock.lock.records import STARTS
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import ask_all, connected, is_voting
 from celery_redlock.reading.read_script import (
@@ -36,6 +38,7 @@ from celery_redlock.reading.stored import (
     LockView,
     ReservationView,
     StoredLock,
+    burst_views,
     reservation_views,
     views_of,
 )
@@ -48,6 +51,8 @@ __all__ = ["AllLocks", "AllReservations", "Everywhere", "escape", "pages", "read
 View = TypeVar("View")
 Read = TypeVar("Read")
 
+#: Name of a place that counts the starts of one message: no lock.
+STARTS_PLACE = re.compile(rf"{STARTS}(#[0-9]+)?\Z")
 #: How many keys a node looks at for one SCAN; it serves others in between.
 SCAN_COUNT = 500
 
@@ -200,18 +205,25 @@ class AllLocks(Everywhere[LockView]):
     KINDS = ("lock",)
 
     def views(self, name: str, locks: Mapping[str, StoredLock]) -> list[LockView]:
-        return views_of(name, locks)
+        is_count = STARTS_PLACE.search(name) is not None
+        return [] if is_count else views_of(name, locks)
 
 
 class AllReservations(Everywhere[ReservationView]):
-    """The reservations of names, but for those of tasks that hold their lock: `AllLocks` has it."""
+    """
+    The reservations of names, and the bursts that are open.
 
-    KINDS = ("queued", "next")
+    But for those of tasks that hold their lock: `AllLocks` has it.
+    """
+
+    KINDS = ("queued", "next", "debounce")
 
     def views(self, name: str, locks: Mapping[str, StoredLock]) -> Iterator[ReservationView]:
         is_held = any(lock.value is not None for lock in locks.values())
-        found = reservation_views(name, locks)
-        return (one for one in found if not (is_held and one.reservation.is_running))
+        for view in reservation_views(name, locks):
+            if not (is_held and view.reservation.is_running):
+                yield view
+        yield from burst_views(name, locks)
 
 
 def pages(ask: Callable[[Sequence[Any]], Any], pattern: bytes) -> Iterator[list[bytes]]:

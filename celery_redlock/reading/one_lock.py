@@ -26,6 +26,7 @@ from celery_redlock.reading.stored import (
     ReservationView,
     StoredLock,
     StoredReservation,
+    burst_views,
     most_waiting,
     newest_reservation,
     reservation_views,
@@ -109,6 +110,12 @@ class OneLock:
     def reservations(self) -> list[ReservationView]:
         """Who has its name reserved on any node; who is queued or runs comes first."""
         return reservation_views(shorten(self.stored_name), self.stored)
+
+    @property
+    def burst(self) -> StoredReservation | None:
+        """The newest call of the burst of its name, on most nodes; None if none is open."""
+        views = burst_views(shorten(self.stored_name), self.stored)
+        return views[0].reservation if views else None
 
 
 def vote_of(node: NodeStatus, stored: StoredLock | None) -> Vote:

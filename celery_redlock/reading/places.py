@@ -60,10 +60,13 @@ class Places:
     def of(self, name: str) -> list[OneLock]:
         return [place for place in self.all if place.name == name]
 
-    def up_to(self, number: int) -> Places:
-        """Return those with so small a *number*, and those up to the last that somebody has."""
-        last = max([number, *(place.number for place in self.all if place.views)])
-        return Places([place for place in self.all if place.number <= last])
+    def up_to(self, limits: Mapping[str, int]) -> Places:
+        """Return of each name as many as *limits* says, and those up to the last that is held."""
+        kept: list[OneLock] = []
+        for name in self.names:
+            had = [place.number + 1 for place in self.of(name) if place.views]
+            kept += self.of(name)[: max([limits.get(name, 0), *had])]
+        return Places(kept or self.all[:1])
 
     @property
     def waiting(self) -> int:

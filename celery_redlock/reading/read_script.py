@@ -13,6 +13,7 @@ from celery_redlock.lock.nodes.guard import read_as
 from celery_redlock.lock.records import OWNER_LENGTH, TOKEN_LENGTH, Keys, object_in
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts.scripting import Script, read_release
+from celery_redlock.process.log import cut
 from celery_redlock.reading.stored import StoredLock, StoredReservation
 from celery_redlock.reading.waiters import recorded_waiters
 
@@ -43,9 +44,9 @@ ABSENT, ENDLESS = -2, -1
 # KEYS locks ; ARGV 1 length of the prefix 'redlock:lock:' without 'lock:' 2 that prefix
 #      3 how many of those who wait are wanted
 # Answers the node's clock, whether it must not vote, and then, per lock: value, rest of its lease,
-# fence, what stands in the reservations of its name, how many wait for it, and of these, if there
-# are many, the oldest that can be told. A key of another type is no lock, and blocks nobody
-# (MGET passes over it, here and in ACQUIRE).
+# fence, what stands in the reservations of its name, how many wait for it, of these, if there are
+# many, the oldest that can be told, and the newest call of its burst. A key of another type is no
+# lock, and blocks nobody (MGET passes over it, here and in ACQUIRE).
 READ_LUA = f"""
 local WHO, FEW = {OWNER_LENGTH}, {FEW}
 """
@@ -81,10 +82,13 @@ for i, key in ipairs(KEYS) do
   local is_reserved = redis.call('EXISTS', queued, next) > 0
   local waiting = ARGV[2] .. 'waiters:' .. names[i]
   local many = redis.pcall('HLEN', waiting)
+  local burst = redis.pcall('HMGET', ARGV[2] .. 'debounce:' .. names[i],
+    'newest', 'task', 'deadline')
   local some_wait = type(many) == 'number' and many > 0
   found[i + 2] = {values[i], redis.call('PTTL', key), fences[i],
     is_reserved and fields(queued), is_reserved and fields(next), some_wait and many or 0,
-    some_wait and waiters(waiting, ARGV[2] .. 'line:' .. names[i], many) or {}}
+    some_wait and waiters(waiting, ARGV[2] .. 'line:' .. names[i], many) or {},
+    not burst.err and burst[1] and burst}
 end
 return found
 """
@@ -141,7 +145,7 @@ def read_stored(reply: Any, count: int) -> list[StoredLock]:
 
 def stored(now: int, fields: Sequence[Any]) -> StoredLock:
     """Return what a node stores of a lock; *now* is its clock [ms]."""
-    value, ttl, fence, queued, following, many, waiting = fields
+    value, ttl, fence, queued, following, many, waiting, burst = fields
     waiters = recorded_waiters(waiting, now / 1000.0)
     is_all = 2 * int(many) <= len(waiting)
     if not (value is None or isinstance(value, bytes)):
@@ -154,6 +158,7 @@ def stored(now: int, fields: Sequence[Any]) -> StoredLock:
         reservation_in(following, now, value) if following else None,
         len(waiters) if is_all else int(many),
         waiters,
+        burst=burst_in(burst, now) if burst else None,
     )
 
 
@@ -173,6 +178,15 @@ def reservation_in(
         merged=number(merged),
         has_run=started == b"-",
     )
+
+
+def burst_in(fields: Sequence[bytes | None], now: int) -> StoredReservation | None:
+    newest, task, until = (value or b"" for value in fields)
+    left = (number(until) - now) / 1000.0
+    if not newest or left <= 0:
+        return None
+    info = {"task_id": cut(task.decode(errors="replace"))}
+    return StoredReservation(newest, info, left, is_running=False, merged=0, is_burst=True)
 
 
 def number(digits: bytes) -> int:

@@ -23,6 +23,7 @@ __all__ = [
     "StoredLock",
     "StoredReservation",
     "age_of",
+    "burst_views",
     "most_waiting",
     "newest_reservation",
     "renewals_of",
@@ -33,7 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class StoredReservation:
-    """Who is queued for a lock, or comes next, as one node stores it."""
+    """Who is queued for a lock, comes next, or is the newest of a burst, as one node stores it."""
 
     token: bytes = field(repr=False)  # its owner's; only its beginning, `seen`, is ever shown
     info: dict[str, Any]  # the owner's description
@@ -41,6 +42,7 @@ class StoredReservation:
     is_running: bool  # whether its task has begun and not ended
     merged: int  # how many triggers have been merged into it
     has_run: bool = False  # whether its task has ended, and it still stands
+    is_burst: bool = False  # whether it is the newest call of a burst: there is nothing to release
 
     @property
     def is_window(self) -> bool:
@@ -55,7 +57,7 @@ class StoredReservation:
     @property
     def waiting(self) -> int:
         """How many messages it stands for that wait for the lock, merged ones included."""
-        is_none = self.is_running or self.has_run or self.is_window
+        is_none = self.is_running or self.has_run or self.is_window or self.is_burst
         return 0 if is_none else 1 + self.merged
 
 
@@ -72,6 +74,7 @@ class StoredLock(NamedTuple):
     waiters: Sequence[RecordedWaiter] = ()  # all of these; of a crowd the oldest alone
     #: It may have forgotten who has the lock, so this is no vote for anybody
     is_quarantined: bool = False
+    burst: StoredReservation | None = None  # of ``debounce``, if it is open
 
     def __repr__(self) -> str:
         return f"<StoredLock {'free' if self.value is None else self.holder or 'not ours'}>"
@@ -195,9 +198,22 @@ def newest_reservation(found: Iterable[StoredReservation]) -> StoredReservation:
 
 
 def reservation_views(name: str, locks: Mapping[str, StoredLock]) -> list[ReservationView]:
+    return merged_views(name, {label: lock.reservations for label, lock in locks.items()})
+
+
+def burst_views(name: str, locks: Mapping[str, StoredLock]) -> list[ReservationView]:
+    """Return the newest call of the burst of *name*; several where nodes do not know the same."""
+    bursts = {label: [lock.burst] for label, lock in locks.items() if lock.burst is not None}
+    views = merged_views(name, bursts)
+    return sorted(views, key=lambda view: -len(view.votes))
+
+
+def merged_views(
+    name: str, stored: Mapping[str, Iterable[StoredReservation]]
+) -> list[ReservationView]:
     found: dict[bytes, list[tuple[str, StoredReservation]]] = {}
-    for label, lock in locks.items():
-        for one in lock.reservations:
+    for label, of_node in stored.items():
+        for one in of_node:
             found.setdefault(one.token, []).append((label, one))
     return [
         ReservationView(

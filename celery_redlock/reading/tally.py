@@ -41,7 +41,10 @@ HOUR = 3600.0
 #: How long an hour is kept after it was last added to [s]: a week.
 RETENTION = 7 * 24 * 3600.0
 #: Why an execution is refused, or a publish (``"duplicate"``), or that its lock was lost meanwhile.
-CAUSES = ("conflict", "unavailable", "redelivered", "finished", "unnamed", "duplicate", "lost")
+CAUSES = (
+    *("conflict", "rate", "deliveries", "unavailable", "redelivered", "finished", "unnamed"),
+    *("duplicate", "lost", "debounced"),
+)
 #: Before what was only reported.
 REPORTED = "reported:"
 #: Fields that are not added up, but of which the smallest or largest, or the newest, is kept.

@@ -10,7 +10,13 @@ from celery import Task, signals
 from celery.exceptions import Ignore
 from celery.utils.log import get_logger
 
-from celery_redlock.errors import ConfigurationError, LockTaken, QuorumUnavailable
+from celery_redlock.errors import (
+    ConfigurationError,
+    LockTaken,
+    QuorumUnavailable,
+    RateExceeded,
+    TooManyDeliveries,
+)
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task.declared import check_declared
@@ -18,7 +24,13 @@ from celery_redlock.task.execution.calls import after, call
 from celery_redlock.task.execution.execution import current_lock, running_execution
 from celery_redlock.task.execution.log_filters import BEAT, TRACER, shorten, without_traceback
 from celery_redlock.task.execution.outcome import DeliveryOver, Outcome
-from celery_redlock.task.messages.broker import warn_if_forgetful, warn_if_results_expire
+from celery_redlock.task.messages.broker import (
+    warn_if_acked_early,
+    warn_if_debounced_long,
+    warn_if_forgetful,
+    warn_if_not_alone,
+    warn_if_results_expire,
+)
 from celery_redlock.task.messages.copies import options_of_copy, way_of_copy
 from celery_redlock.task.messages.delivery import CELERYS
 from celery_redlock.task.naming.shared import check_shared
@@ -33,10 +45,15 @@ from celery_redlock.task.overrides import (
 from celery_redlock.task.policies import Policy
 from celery_redlock.task.publish.publish import publish
 from celery_redlock.task.publish.result import FreeResultsLater, UniqueResult, result_of
+from celery_redlock.task.rate import Rate
 from celery_redlock.task.worker.node_watch import WatchNodes
 from celery_redlock.task.worker.start_steps import CheckLocks, NoteDeaths
 
 __all__ = ["RedlockTask", "install", "takes_lock"]
+
+#: One of ``lock_limit``, and of ``lock_rate``.
+Limit = int | str | Callable[[Any, tuple[Any, ...], dict[str, Any]], int]
+StartRate = Rate | str | int | Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None
 
 #: Steps of a worker's start, and of each of its connections to the broker; the latter by its name,
 #: as it imports Celery's worker, which a publisher does without.
@@ -65,7 +82,12 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         lock_ttl: Lease written to every node [s]; the watchdog renews it.
         lock_wait: How long to keep trying before the policy applies [s].
         lock_limit: How many executions may hold the lock at once [1 to 1000]; each has a place of
-            its own, with fencing numbers of its own. A tuple has one for each name.
+            its own, with fencing numbers of its own. Or a callable ``(task, args, kwargs) -> int``,
+            or a template over bound arguments. A tuple has one for each name. None, with
+            ``lock_rate``, for no lock.
+        lock_rate: At most so many starts in any window, over all workers: as Celery writes rates,
+            ``"100/m"``, or a `Rate`; by call, and one for each name, as ``lock_limit``.
+        max_deliveries: How often a message may be started, whatever killed its worker [1 to 1000].
         lock_mode: ``"enforce"``; or ``"report"`` to run every body, publish every message, and
             report what would have been refused.
         on_conflict: Policy when another execution holds the lock.
@@ -81,6 +103,8 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         on_duplicate: ``"join"``, ``"fail"`` or ``"rerun"``.
         overlap: What `celery_redlock.beat` does with a slot while the run of an earlier one has not
             ended: ``"skip"``, ``"buffer_one"`` or ``"allow"``.
+        debounce: Of a burst of calls run the last one, when no other has come for so long [s].
+        debounce_max: At the latest so long after the first one [s]; six times ``debounce`` if None.
     """
 
     abstract = True
@@ -96,7 +120,9 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
     unique_on: tuple[str, ...] | list[str] | None = None
     lock_ttl: float | timedelta | None = None
     lock_wait: float | timedelta | None = None
-    lock_limit: int | tuple[int, ...] = 1
+    lock_limit: Limit | tuple[Limit, ...] | None = 1
+    lock_rate: StartRate | tuple[StartRate, ...] = None
+    max_deliveries: int | None = None
     lock_mode: str | None = None
     on_conflict: Policy | str | None = None
     on_unavailable: Policy | str | None = None
@@ -109,6 +135,8 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
     unique_for: float | timedelta | None = None
     on_duplicate: str = "join"
     overlap: str = "skip"
+    debounce: float | timedelta | None = None
+    debounce_max: float | timedelta | None = None
 
     @classmethod
     def bind(cls, app: Any) -> Any:
@@ -162,7 +190,10 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
             check_request(self, RedlockTask)
             if self.acks_late:
                 warn_if_forgetful(self, options.dedup_ttl)
+            warn_if_acked_early(self)
+            warn_if_not_alone(self, options)
             warn_if_results_expire(self, options)
+            warn_if_debounced_long(self, options)
 
     def apply_async(  # noqa: PLR0917  Celery's signature
         self,
@@ -179,7 +210,8 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         Publish the task; with ``unique_until``, unless it is queued or running already.
 
         Members of a workflow, tasks with callbacks, retries and copies are always published, and
-        meet the lock when they run.
+        meet the lock when they run; none of them is debounced. Of a call, ``debounce=`` takes the
+        place of the task's; None or False is for not at all.
 
         Returns:
             A `UniqueResult`: the task's own, or that of the one that was there.
@@ -188,6 +220,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
             DuplicateTask: It is queued or running already, and ``on_duplicate`` is ``"fail"``.
             QuorumUnavailable: No quorum could tell, and ``on_unavailable`` is ``"fail"``.
             LockKeyError: The arguments make no lock name.
+            ConfigurationError: It is given a ``debounce`` and a time of its own.
         """
         known = {"producer": producer, "link": link, "link_error": link_error, "shadow": shadow}
         options = {**options, **known, "task_id": task_id}
@@ -237,7 +270,8 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
 def expected(throws: Any) -> tuple[type[Exception], ...]:
     """Return *throws* and what a policy fails a task with; Celery logs no traceback of them."""
     given = throws if isinstance(throws, tuple) else (throws,) if throws else ()
-    return tuple(dict.fromkeys((*given, LockTaken, QuorumUnavailable)))
+    ours = (LockTaken, QuorumUnavailable, RateExceeded, TooManyDeliveries)
+    return tuple(dict.fromkeys((*given, *ours)))
 
 
 def takes_lock(task: Any) -> bool:

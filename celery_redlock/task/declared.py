@@ -4,41 +4,55 @@ from __future__ import annotations
 
 import difflib
 import functools
+import math
 from typing import Any
 
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock.rules import in_seconds
 from celery_redlock.settings import PREFIX
 from celery_redlock.task.options import CHECKS, OPTIONS, UNIQUE_UNTIL
 
-__all__ = ["METHODS", "check_declared", "classes_before", "declared", "nearest_option"]
+__all__ = [
+    "METHODS",
+    "check_declared",
+    "check_expires",
+    "classes_before",
+    "declared",
+    "nearest_option",
+]
 
 #: What `RedlockTask` has besides its options and what Celery has. It has no other names.
 METHODS = ("lock", "lock_name", "check_lock")
+#: What is less like an option than many a name of others, and meant as one.
+MISSPELT = {"debounce_min": "debounce_max", "max_delivery": "max_deliveries"}
 
 
 def check_declared(task: Any, base: type) -> None:
     """Check the options that *task* declares, before any setting is known."""
     for option, check in CHECKS.items():
         value = getattr(task, option)
-        if value is not None:
+        if value is not None or (option == "lock_limit" and task.lock_rate is None):
             check(f"{task.name}: {option}", value)
     check_several(task)
     check_unique(task)
+    check_debounce(task)
     for attribute, value in declared(task, base).items():
         check_spelling(task.name, attribute, value)
 
 
 def check_several(task: Any) -> None:
-    key, limit = task.lock_key, task.lock_limit
+    key = task.lock_key
     if callable(key):  # each call says how many
         return
     names = len(key) if isinstance(key, (tuple, list)) else 1
-    limits = len(limit) if isinstance(limit, (tuple, list)) else 1
-    if limits not in {1, names}:
-        raise ConfigurationError(
-            f"{task.name}: lock_limit={limit!r} has {limits} numbers and lock_key={key!r} makes "
-            f"{names} names; give one number for each name, or one for all"
-        )
+    for option in ("lock_limit", "lock_rate"):
+        value = getattr(task, option)
+        values = len(value) if isinstance(value, (tuple, list)) else 1
+        if values not in {1, names}:
+            raise ConfigurationError(
+                f"{task.name}: {option}={value!r} has {values} values and lock_key={key!r} makes "
+                f"{names} names; give one value for each name, or one for all"
+            )
     if names > 1 and task.unique_until is not None:
         raise ConfigurationError(
             f"{task.name}: unique_until={task.unique_until!r} reserves one name, and "
@@ -68,6 +82,36 @@ def check_unique(task: Any) -> None:
             )
 
 
+def check_debounce(task: Any) -> None:
+    shortest, longest = task.debounce, task.debounce_max
+    if shortest is None:
+        if longest is not None:
+            raise ConfigurationError(
+                f"{task.name}: debounce_max={longest!r} has no effect without debounce; set that, "
+                "the seconds without a call after which the task runs"
+            )
+        return
+    if longest is not None and in_seconds("", longest) < in_seconds("", shortest):
+        raise ConfigurationError(
+            f"{task.name}: debounce_max must be at least debounce ({shortest!r}), got {longest!r}"
+        )
+    check_expires(task.name, getattr(task, "expires", None), shortest)
+    if task.unique_until is not None:
+        raise ConfigurationError(
+            f"{task.name}: unique_until={task.unique_until!r} publishes the first call and keeps "
+            "out the next ones, and debounce publishes all and runs the last; drop one of them"
+        )
+
+
+def check_expires(task: str, expires: Any, debounce: Any) -> None:
+    """Raise ConfigurationError if a call that *expires* so soon [s] is over before it is to run."""
+    if isinstance(expires, (int, float)) and expires <= math.ceil(in_seconds("", debounce)):
+        raise ConfigurationError(
+            f"{task}: expires={expires!r} ends each call before debounce={debounce!r} lets it "
+            "run; let it expire later, or drop one of them"
+        )
+
+
 def declared(task: Any, base: type) -> dict[str, Any]:
     """Return the attributes that the author of *task* wrote down, in all classes before ours."""
     classes = reversed(classes_before(task, base))
@@ -83,7 +127,7 @@ def classes_before(task: Any, base: type) -> list[type]:
 def check_spelling(task: str, attribute: str, value: object) -> None:
     if attribute in OPTIONS or attribute in METHODS or attribute.startswith("_"):
         return
-    near = nearest_option(attribute, 0.85)
+    near = MISSPELT.get(attribute) or nearest_option(attribute, 0.85)
     if near is not None:
         raise ConfigurationError(f"{task}: unknown option {attribute}; did you mean {near}?")
     if attribute.startswith(("lock_", PREFIX)) and not callable(value):

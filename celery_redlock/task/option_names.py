@@ -14,6 +14,8 @@ OPTIONS = {
     "lock_ttl": "ttl",
     "lock_wait": "wait",
     "lock_limit": "",
+    "lock_rate": "",
+    "max_deliveries": "max_deliveries",
     "lock_mode": "mode",
     "on_conflict": "on_conflict",
     "on_unavailable": "on_unavailable",
@@ -26,4 +28,6 @@ OPTIONS = {
     "unique_for": "",
     "on_duplicate": "",
     "overlap": "",
+    "debounce": "",
+    "debounce_max": "",
 }

@@ -163,7 +163,7 @@ def test_what_scripts_read_stays_what_it_is(line, nodes):
     assert set(listed) == {"locks", "down", "complete"}
     assert set(listed["locks"][0]) == LOCK
     why = plain(line, nodes, "why", "shop.nap", expected=1)
-    call = {"another_call", "queued", "next", "workers", "recent"}
+    call = {"another_call", "queued", "next", "burst", "workers", "recent"}
     call |= {"waiting", "waiting_since", "waiters", "places"}
     assert set(why) == {"lock", "task", "state", "holder", "others", "nodes"} | call
     more = {"age", "ttl", "votes", "fence", "renewals", "margin", "token", "foreign"}
@@ -292,7 +292,7 @@ def test_why_tells_of_messages_that_are_queued(line, nodes, broker):
     why = plain(line, nodes, "why", "shop.bill", '["ord3r-4711"]')
     assert why["state"] == "free"
     queued = {"task_id", "task", "host", "pid", "since", "running", "ended", "left", "merged"}
-    queued |= {"token", "result"}
+    queued |= {"token", "result", "debounced"}
     assert set(why["queued"]) == queued
     assert (why["queued"]["task_id"], why["queued"]["running"]) == ("first", False)
     assert why["another_call"]["publish"].endswith("returns the result of task first.")
@@ -422,6 +422,35 @@ def test_a_reservation_is_shown_and_ended_by_hand(line, nodes):
     assert (code, out.count(": released")) == (0, 3)
     assert "is reserved by task shop.bill, id first" in out
     assert publish("fourth")[:2] == [False, "fourth"]
+
+
+DEBOUNCED = """
+import json, shop
+results = [shop.nap.apply_async(debounce=600, task_id=f"call-{n}") for n in range(2)]
+print(json.dumps([result.id for result in results]))
+"""
+
+
+def test_an_open_burst_is_shown_by_its_newest_call(line, nodes):
+    """In `ls --reserved`, `why` and on the terminal; nothing of it is there to be released."""
+    process = line.start(nodes, "-c", DEBOUNCED)
+    assert json.loads(process.communicate(timeout=100)[0]) == ["call-0", "call-1"]
+    _, _, err = line.redlock(nodes, "ls")
+    assert "1 name reserved at publish, or debounced" in err
+
+    def newest():
+        (found,) = plain(line, nodes, "ls", "--reserved")["reserved"]
+        return found if found["task_id"] == "call-1" and found["reserved"] else None
+
+    found = eventually(newest, "the second call on a majority")  # it is told, not waited for
+    assert (found["debounced"], found["running"], found["token"]) == (True, False, None)
+    assert 600 < found["left"] <= 3600
+    _, out, _ = line.redlock(nodes, "ls", "--reserved")
+    assert re.search(r"call-1 .* debounced ", out), out
+    why = plain(line, nodes, "why", "shop.nap")
+    assert (why["burst"]["task_id"], why["queued"]) == ("call-1", None)
+    _, out, _ = line.redlock(nodes, "why", "shop.nap")
+    assert re.search(r"Debounced: id call-1: the newest call of a burst, which ends in \d+ s", out)
 
 
 @pytest.mark.parametrize(("answer", "code", "left"), [("n", 1, 1), ("y", 0, 0)])

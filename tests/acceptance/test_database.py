@@ -1,10 +1,11 @@
-"""Real workers and beats whose lock node is a database; RabbitMQ brings their messages."""
+"""Real workers whose lock node is a database; RabbitMQ brings their messages. No Redis anywhere."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import time
+from contextlib import closing
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from celery_redlock import RedlockTask
 from celery_redlock.lock.nodes.address import address_of
 from support.events import body, overlaps, read
+from support.kinds import POSTGRESQL, each
 from support.stage import stage
 
 pytestmark = pytest.mark.long
@@ -24,6 +26,8 @@ TTL = 8.0
 WOKEN = 20.0
 #: For how long an idle worker is watched [s].
 IDLE = 20.0
+#: How long a task goes on when its worker is told to end [s].
+NAP = 6.0
 POOLS = ("prefork", "threads", "solo", "gevent", "eventlet")
 
 
@@ -46,15 +50,19 @@ def declare(app):
     task("skipped", lock_key="{lock}")
 
 
-@pytest.fixture(params=["postgresql", "sqlite"])
-def it(request, rabbit, tmp_path):
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path}/locks.sqlite"
-    else:
-        url = request.getfixturevalue("database").url
-    address_of(url).make_tables()
-    conf: dict[str, Any] = {"redlock_ttl": TTL, "redlock_max_ttl": TTL, "redlock_nodes": [url]}
-    with stage(__file__, tmp_path, nodes=0, broker_url=rabbit.url, **conf) as it:
+def results_at(url, folder):
+    """Where Celery keeps results; in a file of SQLite it does not wait for those who write."""
+    return f"db+sqlite:///{folder}/results.db" if url.startswith("sqlite") else f"db+{url}"
+
+
+@pytest.fixture
+def it(database_url, rabbit, tmp_path):
+    address_of(database_url).make_tables()
+    conf: dict[str, Any] = {"redlock_ttl": TTL, "redlock_max_ttl": TTL}
+    conf["redlock_node_timeout"] = 1.9  # a commit may wait for those of a whole pool
+    conf |= {"redlock_nodes": [database_url], "broker_url": rabbit.url}
+    conf |= {"result_backend": results_at(database_url, tmp_path)}
+    with stage(__file__, tmp_path, nodes=0, **conf) as it:
         it.bootstrap()
         yield it
         rabbit.wait_until_quiet(timeout=100)
@@ -118,6 +126,20 @@ def test_children_that_live_for_one_task(it):
     assert overlaps(read(it.events)) == []
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet"])
+def test_a_worker_that_is_told_to_end_takes_no_release_with_it(it, pool):
+    crew(it, {"pool": pool, "concurrency": 20})
+    names = [f"n{number}" for number in range(20)]
+    for name in names:
+        it.task("skipped").delay(name, NAP)
+    for name in names:
+        it.started(name)
+    it.workers[0].terminate()
+    with closing(it.locks()) as locks:
+        assert [name for name in names if locks.inspect(name)[0].holder] == []
+    assert all(it.bodies(name)[0].finished for name in names)
+
+
 def test_a_killed_worker_holds_a_name_no_longer_than_its_lease(it):
     worker, other = (it.worker(concurrency=1, name=f"w{secrets.token_hex(4)}") for _ in range(2))
     asked = [it.task("long").delay("crash", 6.0) for _ in range(2)]
@@ -129,13 +151,13 @@ def test_a_killed_worker_holds_a_name_no_longer_than_its_lease(it):
     assert overlaps(read(it.events)) == []
 
 
-def test_an_idle_worker_asks_less_than_once_a_second(it, request):
-    url = it.conf["redlock_nodes"][0]
-    if url.startswith("sqlite"):
-        pytest.skip("SQLite has no log of its statements")
-    database, server = map(request.getfixturevalue, ("database", "postgres_server"))
+@pytest.mark.parametrize("database_kind", each(POSTGRESQL), indirect=True)
+def test_an_idle_worker_asks_less_than_once_a_second(it, database_kind, postgres_servers):
+    """SQLite has no log of its statements."""
+    url, server = it.conf["redlock_nodes"][0], postgres_servers(database_kind)
     with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as asked:
-        asked.execute(f"ALTER DATABASE {database.name} SET log_statement = 'all'")
+        name = asked.info.dbname
+        asked.execute(f"ALTER DATABASE {name} SET log_statement = 'all'")
     crew(it, {"concurrency": 2})
     it.task("skipped").delay("warm", 0.0).get(timeout=60)
     time.sleep(IDLE)  # until what the task has left is told

@@ -11,22 +11,26 @@ import asyncio
 import importlib
 import os
 import re
+import subprocess
 import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
-from celery_redlock import Redlock
+from celery_redlock import Rate, Redlock
 from celery_redlock.lock.lease import quarantine_for, quorum, valid_until
 from celery_redlock.lock.rules import Rules
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.settings import Settings
 from celery_redlock.task.policies import Reschedule
+from celery_redlock.task.rate import rate_of
+from celery_redlock.testing.ports import free_port
 from support.clients import let_go
 from support.events import overlaps, read
 from support.page_run import Names, run_page
@@ -46,6 +50,8 @@ OWN = (
     "rabbitmq",
     "beat",
     "monitoring",
+    "limit-a-rate",
+    "poison-messages",
 )
 #: So long that a loaded machine makes no node late [s].
 PATIENCE = 1.0
@@ -158,6 +164,17 @@ def test_the_alerts_that_pages_name_are_in_the_file():
     told = [row[0] for row in rows_of("monitoring", "first step")]
     critical = {name for name, severity in alerts.items() if severity == "critical"}
     assert set(re.findall(r"`(\w+)`", " ".join(told[:4]))) == critical
+
+
+def test_the_windows_that_the_page_on_rates_shows_are_those_of_the_rates():
+    for written_rate, burst, window in rows_of("limit-a-rate", "at once (burst)"):
+        code = written_rate.strip("`")
+        rate = eval(code, {"Rate": Rate}) if "Rate" in code else rate_of("rate", code.strip('"'))
+        assert (rate.burst, f"{rate.window:g} s") == (int(burst), window), code
+        assert rate.slack == max(0.05, 0.05 * rate.window)
+    assert "5 % longer (50 ms at least)" in text_of("limit-a-rate")
+    assert round(Rules().quarantine) == 64
+    assert "does not vote for [64 s]" in text_of("limit-a-rate")
 
 
 # -- keys -------------------------------------------------------------------------------------
@@ -275,6 +292,68 @@ def test_without_a_quorum_it_is_202_or_503(shop_api, lock_nodes):
     feed, _ = turns_while(api, lambda client: client.post("/feeds/7"))
     payout, _ = turns_while(api, lambda client: client.post("/payouts/ann?amount=1"))
     assert (feed.status_code, payout.status_code) == (202, 503)
+
+
+@contextmanager
+def served(folder):
+    """Run the API of a page under uvicorn, at a port of its own; yield its URL."""
+    pytest.importorskip("uvicorn")
+    port = free_port()
+    command = [sys.executable, "-m", "uvicorn", "ten_lines:api", "--port", str(port)]
+    with (folder / "uvicorn.log").open("w") as log:
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+    try:
+        yield f"http://127.0.0.1:{port}", folder / "uvicorn.log"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def locks_of_fastapi_page(redis_nodes, folder, changes=MappingProxyType({})):
+    """Write the page's first example, with *changes*; return what takes the same locks."""
+    (broker,) = redis_nodes(1)
+    results = broker.url.removesuffix("0") + "1"
+    bootstrap([results], Rules())
+    written("fastapi", folder, places_of([], broker.url, results))
+    text = (folder / "ten_lines.py").read_text()
+    for old, new in {'1"])': f'1"], node_timeout={PATIENCE})', **changes}.items():
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "ten_lines.py").write_text(text)
+    return Redlock.from_urls([results], node_timeout=PATIENCE)
+
+
+def test_an_async_view_takes_the_lock_of_the_task_under_uvicorn(redis_nodes, tmp_path):
+    """While it waits for the lock, the same process answers others."""
+    httpx = pytest.importorskip("httpx")
+    tasks = locks_of_fastapi_page(redis_nodes, tmp_path)
+
+    async def ask(url):
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            with tasks.hold("feed:1") as held:
+                waiting = asyncio.ensure_future(client.delete("/feeds/1"))
+                others = [(await client.delete(f"/feeds/{n}")).status_code for n in range(2, 12)]
+                was_waiting = not waiting.done()
+            return was_waiting, others, (await waiting).json()["fence"] > held.fence
+
+    try:
+        with served(tmp_path) as (url, log):
+            eventually(lambda: "Application startup complete" in log.read_text(), "server")
+            assert asyncio.run(ask(url)) == (True, [200] * 10, True)
+            assert "Traceback" not in log.read_text()
+    finally:
+        tasks.close()
+
+
+def test_an_async_view_whose_lock_stays_taken_answers_409(redis_nodes, tmp_path):
+    httpx = pytest.importorskip("httpx")
+    tasks = locks_of_fastapi_page(redis_nodes, tmp_path, {"wait=5": "wait=0"})
+    try:
+        with served(tmp_path) as (url, log), tasks.hold("feed:1"):
+            eventually(lambda: "Application startup complete" in log.read_text(), "server")
+            assert httpx.delete(f"{url}/feeds/1", timeout=60).status_code == 409
+    finally:
+        tasks.close()
 
 
 def test_a_child_publishes_after_its_parent_has(shop_api):

@@ -12,7 +12,8 @@ import pytest
 from celery_redlock.lock.nodes.address import address_of
 from celery_redlock.lock.nodes.urls import rules_for
 from celery_redlock.reading.nodes import bootstrap
-from support.postgres import DURABLE, find_postgres, postgres
+from support.kinds import POSTGRESQL, each, postgres_by_kind
+from support.postgres import DURABLE
 from support.waiting import eventually
 
 SHOP = """
@@ -42,13 +43,13 @@ AWAY = f"postgresql://u:{SECRET}@127.0.0.1:1/app"
 
 @pytest.fixture(scope="module")
 def durable():
-    with postgres(find_postgres(), DURABLE) as server:
-        yield server
+    with postgres_by_kind(DURABLE) as server_of:
+        yield server_of
 
 
-@pytest.fixture
-def database(durable):
-    with durable.database() as it:
+@pytest.fixture(params=each(POSTGRESQL))
+def database(durable, request):
+    with durable(request.param).database() as it:
         yield it
 
 
@@ -56,11 +57,13 @@ def url_of(database, user="redlock"):
     return f"postgresql://{user}@/{database.name}?host={database.folder}"
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request, tmp_path):
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'locks.db'}"
-    return url_of(request.getfixturevalue("database"))
+@pytest.fixture
+def url(durable, database_kind, tmp_path):
+    if database_kind == "sqlite":
+        yield f"sqlite:///{tmp_path / 'locks.db'}"
+        return
+    with durable(database_kind).database() as it:
+        yield url_of(it)
 
 
 @pytest.fixture
@@ -111,18 +114,28 @@ def test_with_redis_there_is_nothing_to_make(redlock, redis_nodes):
         assert (code, said[:25]) == (0, "Nothing is to be made: th")
 
 
-def test_who_may_not_make_tables_is_told_who_may(redlock, durable, database):
+def test_who_may_not_make_tables_is_told_who_may(redlock, database):
     url = url_of(database, "poor")
-    durable.do("DROP ROLE IF EXISTS poor")
-    durable.do("CREATE ROLE poor LOGIN")
+    database.server.do("DROP ROLE IF EXISTS poor")
+    database.server.do("CREATE ROLE poor LOGIN")
     code, said = redlock(url, "init")
     assert code == 1
     assert "permission denied" in said
     assert "celery -A shop redlock init --print" in said
     assert redlock(url_of(database), "init")[0] == 0
-    code, said = redlock(url, "status")
+    for words in (("status",), ("init",)):
+        code, said = redlock(url, *words)
+        assert code == 1
+        assert "GRANT SELECT, INSERT, UPDATE, DELETE ON" in said
+        assert "--print" not in said
+
+
+def test_without_tables_bootstrap_speaks_of_no_command_of_redis(redlock, database):
+    code, said = redlock(url_of(database), "bootstrap", "--yes")
     assert code == 1
-    assert "GRANT SELECT, INSERT, UPDATE, DELETE ON" in said
+    assert "celery -A shop redlock init" in said
+    assert "see to what it says" in said
+    assert "SCAN" not in said
 
 
 # -- a worker's start, and a publisher ----------------------------------------------------------

@@ -20,7 +20,7 @@ from celery_redlock import RedlockTask, current_lock
 from celery_redlock.lock.lease import quorum
 from celery_redlock.plugin import plugin_for
 from support.broker_record import BrokerRecord
-from support.events import body, now, read
+from support.events import body, most_at_once, now, read
 from support.redelivery import redelivered_after
 from support.stage import stage
 from support.waiting import eventually
@@ -82,15 +82,6 @@ def it(tmp_path_factory):
     with stage(__file__, folder, **conf) as it:
         it.start_workers([{"concurrency": 8}] * 2)
         yield it
-
-
-def most_at_once(bodies):
-    steps = [(one.started, 1) for one in bodies] + [(one.ended, -1) for one in bodies]
-    running = most = 0
-    for _, step in sorted(steps):
-        running += step
-        most = max(most, running)
-    return most
 
 
 def begun(it, name):

@@ -43,11 +43,13 @@ TTL = 120.0
 
 def declare(app):
     # That lease is to be lost, and its holder to learn it at the next renewal.
-    @app.task(base=RedlockTask, name="orders.lose", lock_key="bill:{invoice}", lock_ttl=9.0)
+    @app.task(
+        base=RedlockTask, shared=False, name="orders.lose", lock_key="bill:{invoice}", lock_ttl=9.0
+    )
     def lose(invoice, seconds):
         return bill.run(invoice, seconds)
 
-    @app.task(base=RedlockTask, name="orders.bill", lock_key="bill:{invoice}")
+    @app.task(base=RedlockTask, shared=False, name="orders.bill", lock_key="bill:{invoice}")
     def bill(invoice, seconds):
         events = Path(os.environ["EVENTS"])
         ends, gate = time.monotonic() + seconds, events.with_name(f"{invoice}.open")

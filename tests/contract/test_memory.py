@@ -28,45 +28,31 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from celery_redlock.beat.slot_records import (
-    Claim,
-    claim_request,
-    look_request,
-    settle_request,
-    withdraw_request,
-)
 from celery_redlock.keyspace.commands import COMMANDS
-from celery_redlock.lock.lease import Lease
-from celery_redlock.lock.nodes.guard import boot_marker
-from celery_redlock.lock.records import Keys, line_key, ms, place_name, waiters_key
-from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts.requests import Marker as RunMarker
 from celery_redlock.lock.scripts.requests import (
-    acquire_request,
-    inspect_request,
-    mark_request,
     probe_request,
-    release_request,
-    renew_request,
 )
 from celery_redlock.lock.scripts.scripting import registered
-from celery_redlock.lock.scripts.scripts import ENROL
-from celery_redlock.lock.waiting.waiting import InLine, leave_request, wait_request
-from celery_redlock.reading.journal import record_request
 from celery_redlock.reading.read_script import EXPIRIES, READ
 from celery_redlock.testing.model import NodeModel
 from celery_redlock.unique.requests import (
-    AS_IT_IS,
-    OVER,
-    Start,
-    Trigger,
-    end_request,
     reservation_keys,
-    reserve_request,
-    start_request,
 )
-from support.both import TINY, Both
+from support.both import Both
 from support.eviction import POLICY, evict
+from support.requests import (
+    BOOT,
+    KEYS,
+    LINE,
+    NAME,
+    REQUESTS,
+    RULES,
+    TINY,
+    WAITERS,
+    X,
+    enrolment,
+    words_of,
+)
 from support.waiting import eventually
 
 #: How many random sequences are tried on each kind of server.
@@ -302,63 +288,6 @@ def test_a_script_that_nobody_has_told_is_not_there(both):
 
 # -- the scripts ---------------------------------------------------------------------------------
 
-RULES = Rules(ttl=20, max_ttl=30)
-NAME = "report"
-KEYS = Keys.of(RULES.prefix, NAME)
-LINE, WAITERS = line_key(RULES.prefix, NAME), waiters_key(RULES.prefix, NAME)
-BOOT = boot_marker("r" * 40, "f" * 16)
-DAY, SHORT = 86_400.0, int(TINY) / 1000.0
-X, X2, Y = "a" * 40, "a" * 32 + "c" * 8, "b" * 40  # the first two are of one owner
-FAR = 2**53 - 1
-DUE = 1_700_000_000.0
-
-TOKENS, TTLS = some([X, X, X, X2, Y]), some([DAY, DAY, DAY, SHORT])
-FENCES = some([0, 1, 1, 2, 7, 7, 4096, FAR])
-PLACES = some([0, 0, 0, 1])
-LEASES = st.builds(
-    lambda place, token, fence, ttl: Lease(place_name(NAME, place), token, fence, ttl, 0.0, 0.0),
-    PLACES, TOKENS, FENCES, TTLS,
-)  # fmt: skip
-KEPT = st.builds(RunMarker, some(["m", "n"]), some(["started", "finishing", "done"]), TTLS)
-BEGUN = st.builds(
-    Start, st.just({}), TOKENS, some(["first", "second"]), some([DAY, SHORT, AS_IT_IS, OVER]), TTLS
-)
-WORDS = some([OVER, "idle", "unstarted", "wait", "hand", "window", "ran"])
-TRIGGERS = st.builds(
-    lambda life, window, arguments: Trigger(NAME, life, {}, window=window, arguments=arguments),
-    TTLS, some([0.0, DAY]), some([b"", b"[1]", b"[2]"]),
-)  # fmt: skip
-CLAIMS = st.builds(
-    lambda due, token, fence, keep, lock: Claim(NAME, due, token, fence, keep, lock),
-    some([DUE, DUE + 60, 4e9]), TOKENS, some([1, 2, 3]), TTLS, some([None, NAME]),
-)  # fmt: skip
-ONES = st.builds(
-    lambda who, since, *others: InLine(NAME, who * 32, since, {}, *others),
-    some(["1", "2", "3"]), some([0.0, DUE, DUE + 1, 9e9]), some(["", "c" * 16, "d" * 16]),
-    some([1, 2]), st.booleans(),
-)  # fmt: skip
-REQUESTS = st.one_of(
-    *[st.builds(acquire_request, st.just(RULES), LEASES, some([None, None, "m", "n"]))] * 4,
-    *[st.builds(renew_request, st.just(RULES), LEASES, repair=st.booleans())] * 3,
-    *[st.builds(
-        lambda place, token, **how: release_request(
-            RULES, place_name(NAME, place), token, place=place, **how),
-        PLACES, some([X, Y, X[:32], X[:31]]),
-        keep=some([0.0, 0.0, DAY]), marker=some([None]) | KEPT, wakes=some([True, True, False]),
-    )] * 2,
-    st.builds(mark_request, st.just(RULES), KEPT),
-    *[st.builds(wait_request, st.just(RULES), ONES, some([0, 0, 1, 2]))] * 4,
-    st.builds(leave_request, st.just(RULES), st.just(NAME), some(["1" * 32, "2" * 32, "3" * 32])),
-    st.just(inspect_request(RULES, NAME)),
-    st.just(probe_request(RULES)),
-    st.builds(record_request, st.just(RULES), some([b"{}"])),
-    *[st.builds(reserve_request, st.just(RULES), TRIGGERS, TOKENS, some([1, 2, 2**53]))] * 4,
-    *[st.builds(start_request, st.just(RULES), st.just(NAME), TOKENS, BEGUN)] * 2,
-    *[st.builds(end_request, st.just(RULES), st.just(NAME), TOKENS, WORDS, TTLS)] * 2,
-    *(st.builds(one, st.just(RULES), CLAIMS)
-      for one in (claim_request, settle_request, withdraw_request)),
-    st.just(look_request(RULES, NAME)),
-)  # fmt: skip
 #: Of those who wait, some of them not heard of for long, or of nobody.
 RECORDS = some([b"", b"c" * 20, b"c" * 16 + b"0002" + b"1" * 26, b"d" * 16 + b"0001" + b"9" * 26])
 #: What somebody else may have written, or done.
@@ -380,19 +309,6 @@ BY_HAND = st.one_of(
     some([(b"FLUSHALL",), (b"SCRIPT", b"FLUSH")]),
 )
 LIVE = some([READ, EXPIRIES])
-
-
-def words_of(request):
-    boot = (BOOT,) if request.script.guarded else ()
-    head = (b"EVALSHA", request.script.sha, b"%d" % len(request.keys))
-    return (*head, *request.keys, *request.arguments, *boot)
-
-
-def enrolment(mode):
-    keys = (KEYS.boot, KEYS.quarantine)
-    return (b"EVALSHA", ENROL.sha, b"2", *keys, BOOT, ms(RULES.quarantine), mode)
-
-
 STEPS_OF_OURS = st.one_of(
     *[REQUESTS.map(words_of)] * 30,
     BY_HAND,

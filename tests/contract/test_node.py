@@ -41,6 +41,7 @@ from celery_redlock.lock.waiting.waiting import InLine, leave_request, wait_requ
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.health import check
+from support.clusters import in_cluster_mode
 from support.eviction import evict, evicting
 from support.fake_server import FakeServer
 from support.fakes import FakeClock
@@ -727,7 +728,7 @@ def test_every_vote_of_a_node_that_may_evict_is_given_with_a_look(redis_nodes, l
 
 
 def test_a_cluster_node_is_unfit(redis_nodes, locks):
-    (server,) = redis_nodes(1, extra_args=("--cluster-enabled", "yes"))
+    (server,) = redis_nodes(1, extra_args=in_cluster_mode())
     with pytest.raises(ConfigurationError, match=r"redis\+cluster://.*cluster-enabled no"):
         check(locks(server.url, bootstrap=False))
 

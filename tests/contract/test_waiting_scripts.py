@@ -30,6 +30,7 @@ from celery_redlock.lock.waiting.waiting import (
     wait_request,
 )
 from support.fakes import token_of
+from support.lua import rewritten
 from support.script_bench import ScriptBench
 from support.waiting import eventually
 
@@ -377,6 +378,77 @@ def test_who_knows_fewer_places_is_told_of_those(bench):
     for limit, free in ((1, 1), (2, 1), (3, 2), (MOST_PLACES, MOST_PLACES - 1)):
         assert bench.ask(wait_request(RULES, one("a", limit=limit, asks=True))).amount == free
         assert bench.ask(wait_request(RULES, one("a", limit=limit))).amount == 0
+
+
+# -- when one lapses -----------------------------------------------------------------------------
+
+#: For how long who holds a place has it [s]; and from the third place on, nobody holds one.
+LIVES = (70.0, 50.0)
+#: What finds out when a place lapses, changed.
+WITHOUT = {
+    "the first of them": ("or left < least)", "or left > least)"),
+    "not one without an end": ("if left >= 0 and (least == 0", "if (least == 0"),
+    "of places alone": ("for i = first, #keys", "for i = 1, #keys"),
+    "of all places": ("for i = first, #keys", "for i = first, #keys - 3"),
+}
+
+
+def lapses_by(node, ask):
+    """Return when places lapse by what *node* says: of one, of two, by none, and one by hand."""
+    bench, told = Bench(node), []
+    try:
+        bench.wait(one("z", limit=4))
+        for place, ttl in (None, None), (0, LIVES[0]), (1, LIVES[1]):
+            if ttl is not None:
+                lease = Lease(place_name(NAME, place), HOLDER, 0, ttl, 0.0, 0.0, {})
+                bench.ask(requests.acquire_request(RULES, lease, None))
+            told.append(bench.ask(ask()).lapses)
+        bench.release(place=1)
+        bench.client.set(Keys.of(RULES.prefix, place_name(NAME, 2)).lock, "by hand")
+        told.append(bench.ask(ask(), eternal=1).lapses)
+        return all(
+            bench.near(said * 1000, due)
+            for said, due in zip(told, (0.0, LIVES[0], LIVES[1], LIVES[0]), strict=True)
+        )
+    finally:
+        bench.close()
+
+
+def asked_as_who_waits():
+    return wait_request(RULES, one("a", limit=4, asks=True, lapses=True))
+
+
+def asked_as_who_looks():
+    return requests.places_request(RULES, NAME, 4, "", lapses=True)
+
+
+WAYS = (asked_as_who_waits, asked_as_who_looks)
+
+
+@pytest.mark.parametrize("ask", WAYS)
+def test_who_asks_is_told_when_the_first_place_lapses(contract_node, ask):
+    assert lapses_by(contract_node, ask)
+
+
+@pytest.mark.parametrize(
+    ("ask", "what"),
+    [
+        (ask, what)
+        for ask in WAYS
+        for what in WITHOUT
+        if (ask, what) != (asked_as_who_looks, "of places alone")
+    ],  # it has no other keys
+)
+def test_that_is_found_out_by_the_script(contract_node, ask, what):
+    script = ask().script
+    with rewritten(script, *WITHOUT[what]):
+        assert not lapses_by(contract_node, ask)
+
+
+def test_who_does_not_ask_is_told_nothing_of_it(bench):
+    bench.acquire()
+    assert bench.ask(wait_request(RULES, one("a", limit=4, asks=True))).lapses == 0.0
+    assert bench.ask(requests.places_request(RULES, NAME, 4, "")).lapses == 0.0
 
 
 # -- how many ------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from celery_redlock.reading.one_lock import OneLock
 from celery_redlock.reading.places import Places
 from celery_redlock.reading.read_script import stored
 from celery_redlock.reading.search import find_locks
-from celery_redlock.reading.stored import reservation_views, views_of
+from celery_redlock.reading.stored import burst_views, reservation_views, views_of
 from celery_redlock.reading.tally_reader import Tallies
 from celery_redlock.settings import Settings
 from fuzz.hostile import ACTING, JSON, TEXTS, in_json
@@ -42,25 +42,27 @@ RECORD = (*FIELDS, "event", "at", "name", "holder", "cause", "reason", "node", "
 EVENTS = ("TaskSkipped", "TaskRetried", "DuplicatePublished", "LeaseLost", "NodeDown")
 #: What may not be told from what the page itself has: a tag, an attribute, a control character.
 MARK = "<b onclick=x>'\"\x1b\u202e"
+BURST = [b"id", MARK.encode(), b"1000"]
 
 
 class Stand:  # as of celery_redlock.ops.web.reader.Reader
     def __init__(self, locks=(), lines=()):
         self.stored = {
-            name: {LABELS[0]: stored(0, (value, ttl, fence, QUEUED, None, 0, []))}
+            name: {LABELS[0]: stored(0, (value, ttl, fence, QUEUED, None, 0, [], BURST))}
             for name, value, ttl, fence in locks
         }
         self.views = [view for name, on in self.stored.items() for view in views_of(name, on)]
         self.reserved = [
             view for name, on in self.stored.items() for view in reservation_views(name, on)
         ]
+        self.bursts = [view for name, on in self.stored.items() for view in burst_views(name, on)]
         self.nodes = [NodeStatus(label, "up", "9", 1.0) for label in LABELS]
         self.happened = list(map(object_in, lines))
         self.released = []
 
     def page(self, search):
         found = replace(find_locks(self.views, search), silent=[])
-        return Page(self.nodes, found, self.happened, Tallies(), 0.1, self.reserved)
+        return Page(self.nodes, found, self.happened, Tallies(), 0.1, self.reserved + self.bursts)
 
     def explain(self, name, search):
         lock = OneLock(name, self.nodes, self.stored.get(name, {}))

@@ -36,10 +36,10 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts.votes import Vote, VoteKind, holder_of
 from celery_redlock.observers.logging import log_event
 from celery_redlock.ops import listing
-from celery_redlock.ops.as_json import lock_as_json
+from celery_redlock.ops.as_json import lock_as_json, reserved_as_json
 from celery_redlock.ops.cli import redlock
 from celery_redlock.ops.inspected import of_child
-from celery_redlock.ops.listing import lock_row
+from celery_redlock.ops.listing import lock_row, reservation_in_words, reservation_row
 from celery_redlock.ops.text import in_json as shown_json
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading import tally
@@ -48,7 +48,7 @@ from celery_redlock.reading.journal_view import is_refusal_of
 from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.reading.one_lock import majority_of
 from celery_redlock.reading.read_script import reservation_in, stored
-from celery_redlock.reading.stored import views_of
+from celery_redlock.reading.stored import burst_views, views_of
 from celery_redlock.task.messages.delivery import Delivery
 from celery_redlock.task.messages.envelope import Envelope
 from celery_redlock.task.messages.reservation import newest_call
@@ -108,7 +108,7 @@ def test_a_holder_of_any_shape_is_told(values):
     for value in values:
         holder = read_holder(value)
         assert len(holder["token"]) <= 8
-        (row,) = views_of("n", {"node": stored(0, (value, -1, b"nan", None, None, 0, []))})
+        (row,) = views_of("n", {"node": stored(0, (value, -1, b"nan", None, None, 0, [], None))})
         assert row.is_foreign is not is_ours(value)
         assert all(cell.isprintable() for cell in lock_row(row, 3))
         json.loads(shown_json(lock_as_json(row, 3)), parse_constant=pytest.fail)
@@ -205,6 +205,19 @@ def test_a_marker_of_any_shape_is_read(fields, lock):
         assert isinstance(found.info, dict)
         assert who(found.info).isprintable()
     assert views_of("n", {}) == []
+
+
+@settings(max_examples=70)
+@given(fields=st.lists(st.none() | VALUES | st.binary(max_size=5), min_size=3, max_size=3))
+@example(fields=[b"\xff", b"\x1b[31m", b"9" * 15])
+@example(fields=[b"i", None, b"9" * 400])
+def test_a_burst_of_any_shape_is_told(fields):
+    lock = stored(0, (None, -2, None, None, None, 0, [], fields))
+    for view in burst_views("n", {"node": lock}):
+        assert view.reservation.left > 0
+        assert all(cell.isprintable() for cell in reservation_row(view, 1))
+        assert reservation_in_words(view.reservation).isprintable()
+        json.loads(shown_json(reserved_as_json(view, 1)), parse_constant=pytest.fail)
 
 
 @settings(max_examples=70)

@@ -212,7 +212,7 @@ def test_a_slot_that_comes_without_its_keys_is_not_trusted(empty, locks, monkeyp
     greet = connector.greet
     known = {"flushed": False} | ({"succeeded": False} if is_believed else {})
     monkeypatch.setattr(connector, "greet", lambda *it: replace(greet(*it), **known))
-    settings = {"ttl": 2.5, "max_ttl": 2.5}
+    settings = {"ttl": 8.0, "max_ttl": 8.0}
     mine, theirs = locks(empty, **settings), locks(empty, **settings)
     quarantine = mine.rules.quarantine
     for server in empty.masters:

@@ -24,7 +24,10 @@ from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.health import check
 from celery_redlock.reading.nodes import bootstrap
-from support.kinds import DATABASES
+from celery_redlock.unique.requests import Trigger
+from celery_redlock.unique.reservations import Reservations
+from celery_redlock.unique.reserving import Duplicate
+from support.kinds import POSTGRESQL, each
 from support.stored import RENEWED, ROOMY
 from support.waiting import eventually
 
@@ -32,14 +35,13 @@ from support.waiting import eventually
 PATIENT = {"ttl": 60.0, "max_ttl": 60.0, "node_timeout": 20.0}
 #: How long somebody waits for a lock that is given back.
 LONG = 60.0
+TRIGGER = Trigger("n", 600.0, {"task_id": "first"}, 600.0)
+on_postgresql = pytest.mark.parametrize("database_kind", each(POSTGRESQL), indirect=True)
 
 
-@pytest.fixture(params=DATABASES)
-def url(request, tmp_path):
-    """An empty database of each kind."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/locks.db"
-    return request.getfixturevalue("database").url
+@pytest.fixture
+def url(database_url):
+    return database_url
 
 
 @pytest.fixture
@@ -88,6 +90,13 @@ def test_one_at_most_of_many_threads(lock):
         thread.join()
     assert len(done) == 30
     assert set(most) == {1}
+
+
+def test_a_name_is_reserved_once_until_that_ends(lock, other):
+    placed = Reservations.on(lock).reserve(TRIGGER)
+    assert isinstance(Reservations.on(other).reserve(TRIGGER), Duplicate)
+    Reservations.on(lock).end("n", placed.token, "over", wait=True)
+    assert not isinstance(Reservations.on(other).reserve(TRIGGER), Duplicate)
 
 
 HEAD = f"""
@@ -185,7 +194,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+@on_postgresql
 @pytest.mark.parametrize("off", [-86_400, 86_400])
 def test_the_clock_is_that_of_the_database(lock, made, off):
     """That of whoever asks may be a day off; SQLite has no other than the machine's."""
@@ -196,7 +205,7 @@ def test_the_clock_is_that_of_the_database(lock, made, off):
     assert lock.release(lease) is ReleaseOutcome.RELEASED
 
 
-@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+@on_postgresql
 def test_a_missing_table_is_told_with_the_command_that_makes_it(url, locks):
     lock = locks([SimpleNamespace(url=url)], bootstrap=False, **PATIENT)
     with pytest.raises(RedlockError, match="redlock init"):
@@ -222,7 +231,9 @@ def granted(lock, name="n"):
         return None
 
 
-def test_a_database_that_is_away_at_start_votes_once_it_is_back(url, tmp_path, postgres_server):
+def test_a_database_that_is_away_at_start_votes_once_it_is_back(
+    url, tmp_path, database_kind, postgres_servers
+):
     """SQLite: where the file's folder is mounted later."""
     if url.startswith("sqlite"):
         folder = tmp_path / "later"
@@ -233,11 +244,12 @@ def test_a_database_that_is_away_at_start_votes_once_it_is_back(url, tmp_path, p
 
     else:
         name = url.partition("@/")[2].partition("?")[0]
+        server = postgres_servers(database_kind)
         address_of(url).make_tables()
-        postgres_server.do(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        server.do(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
 
         def come_back():
-            postgres_server.do(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+            server.do(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
 
     lock = Redlock([url], Rules(**PATIENT))
     try:
@@ -289,7 +301,7 @@ def test_another_table_is_another_node(made, lock, locks):
     assert mine.labels != lock.labels
 
 
-@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+@on_postgresql
 def test_tables_are_in_the_schema_that_was_named(made, lock, locks):
     url = with_options(made, "schema=locks")
     address_of(url).make_tables()

@@ -16,6 +16,7 @@ from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.settings import Settings
 from support.clients import let_go
+from support.clusters import in_cluster_mode
 from support.eviction import evict, evicting
 from support.stored import ROOMY, do, label
 from support.waiting import eventually
@@ -90,7 +91,7 @@ def test_down_unmarked_quarantined_and_foreign_nodes(app, redis_nodes):
 
 def test_servers_that_must_not_be_lock_nodes(app, redis_nodes):
     nodes = redis_nodes(3)
-    (cluster,) = redis_nodes(1, extra_args=["--cluster-enabled", "yes"])
+    (cluster,) = redis_nodes(1, extra_args=in_cluster_mode())
     bootstrap(urls(nodes), RULES)
     do(nodes[0], "REPLICAOF", "127.0.0.1", str(nodes[1].port))
     do(nodes[2], "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")

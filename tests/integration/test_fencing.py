@@ -35,6 +35,7 @@ from sqlalchemy.pool import NullPool
 from celery_redlock.fencing import StaleFence
 from celery_redlock.fencing.redis import fence_key, fenced_set
 from celery_redlock.fencing.sqlalchemy import fence_table, fenced_update, raise_fence
+from support.clusters import in_cluster_mode
 from support.waiting import eventually
 
 META = MetaData()
@@ -403,7 +404,7 @@ def test_a_fence_key_that_holds_something_else_is_an_error(client):
 
 def test_both_keys_are_in_one_slot_of_a_cluster(redis_nodes):
     """A cluster refuses a script whose keys are in two slots."""
-    (node,) = redis_nodes(1, extra_args=["--cluster-enabled", "yes"])
+    (node,) = redis_nodes(1, extra_args=in_cluster_mode())
     with redis.Redis.from_url(node.url) as client:
         client.execute_command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
         eventually(

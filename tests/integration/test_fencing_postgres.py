@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -68,3 +69,21 @@ def test_a_missing_one_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "which", lambda *_: None)
     with pytest.raises(RuntimeError, match="package postgresql"):
         postgres.find_postgres()
+    with pytest.raises(RuntimeError, match="no PostgreSQL 999 found"):
+        postgres.find_postgres(999)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only for root the server is another user")
+def test_programs_that_only_root_gets_to_are_copied(tmp_path):
+    programs = tmp_path / "packages" / postgres.WHEEL / "pginstall18" / "bin"
+    for folder in (programs, tmp_path / "packages" / f"{postgres.WHEEL}.libs"):
+        folder.mkdir(parents=True)
+        (folder / "file").touch()
+    tmp_path.chmod(0o700)
+    server = postgres.Postgres(programs)
+    try:
+        assert server.programs == server.folder / postgres.WHEEL / "pginstall18" / "bin"
+        assert (server.programs / "file").exists()
+        assert (server.folder / f"{postgres.WHEEL}.libs" / "file").exists()
+    finally:
+        server.stop()

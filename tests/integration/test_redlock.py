@@ -1,4 +1,8 @@
-"""The lock as DESIGN section 4 has it, on real servers: one, three and five of them."""
+"""
+The lock as DESIGN section 4 has it, on real servers: one, three and five of them.
+
+What a caller of `Redlock` sees, whoever awaits `AsyncRedlock` sees, too: these tests run over both.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +46,7 @@ from celery_redlock.reading.health import check
 from celery_redlock.testing.servers import servers as start_servers
 from celery_redlock.words import is_forgotten
 from support.clients import hang_up
+from support.in_loop import in_loop
 from support.stored import (
     RENEWED,
     ROOMY,
@@ -56,6 +61,17 @@ from support.waiting import eventually
 
 #: Of leases and quarantines whose end is waited for: one lasts 3 s, the other 4.15 s.
 BRIEF = {"ttl": 3.0, "max_ttl": 3.0, "node_timeout": 1.0}
+
+
+@pytest.fixture(params=["sync", "async"])
+def locks(request, sync_locks):
+    if request.param == "sync":
+        yield sync_locks
+        return
+    with contextlib.ExitStack() as stack:
+        yield lambda *servers, **settings: stack.enter_context(
+            in_loop(sync_locks(*servers, **settings))
+        )
 
 
 each_size = pytest.mark.parametrize("size", [1, 3, 5])
@@ -555,16 +571,16 @@ def aging_servers(some_binary):
         yield iter(farm)
 
 
-def test_a_single_server_is_trusted_at_once(aging_servers, locks):
+def test_a_single_server_is_trusted_at_once(aging_servers, sync_locks):
     """Up for longer than a quarantine, never flushed: the first task runs on the Redis one has."""
     told = []
-    lock = locks([next(aging_servers)], bootstrap=False, observers=[told.append], **BRIEF)
+    lock = sync_locks([next(aging_servers)], bootstrap=False, observers=[told.append], **BRIEF)
     lock.acquire("report")
     assert not [event for event in told if isinstance(event, NodeQuarantined)]
 
 
 @pytest.mark.parametrize("flaw", ["young", "flushed", "promoted"])
-def test_a_single_server_that_may_have_forgotten_is_not_trusted(aging_servers, locks, flaw):
+def test_a_single_server_that_may_have_forgotten_is_not_trusted(aging_servers, sync_locks, flaw):
     server, told = next(aging_servers), []
     if flaw == "young":
         server.restart()
@@ -577,7 +593,7 @@ def test_a_single_server_that_may_have_forgotten_is_not_trusted(aging_servers, l
     else:
         with redis.Redis.from_url(server.url) as client:
             client.flushall()
-    lock = locks([server], bootstrap=False, observers=[told.append], **BRIEF)
+    lock = sync_locks([server], bootstrap=False, observers=[told.append], **BRIEF)
     with pytest.raises(QuorumUnavailable):
         lock.acquire("report")
     assert [event.node for event in told if isinstance(event, NodeQuarantined)] == [lock.labels[0]]
@@ -592,13 +608,13 @@ LOSSES = {
 @pytest.mark.parametrize("is_guarded", [True, False])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_loss_that_is_no_flush_is_none_to_trust(
-    aging_servers, locks, monkeypatch, loss, is_guarded
+    aging_servers, sync_locks, monkeypatch, loss, is_guarded
 ):
     """Somebody holds the lock; who comes next finds no key at all."""
     if not is_guarded:
         monkeypatch.setattr(guard, "FORGETS", (b"flushall:", b"flushdb:"))
     server = next(aging_servers)
-    lease = locks([server], bootstrap=False, **BRIEF).acquire("report")
+    lease = sync_locks([server], bootstrap=False, **BRIEF).acquire("report")
     with redis.Redis.from_url(server.url) as client:
         for command in LOSSES[loss]:
             client.execute_command(*command.split())
@@ -606,22 +622,22 @@ def test_a_loss_that_is_no_flush_is_none_to_trust(
             pytest.skip("Redis before 7.0 does not say which CONFIG it ran")
     second = None
     with contextlib.suppress(QuorumUnavailable):
-        second = locks([server], bootstrap=False, **BRIEF).acquire("report")
+        second = sync_locks([server], bootstrap=False, **BRIEF).acquire("report")
     assert clock.now() < lease.valid_until, "too slow to tell"
     assert (second is None) == is_guarded
 
 
-def test_a_single_server_is_quarantined_from_its_start_on(aging_servers, locks):
+def test_a_single_server_is_quarantined_from_its_start_on(aging_servers, sync_locks):
     """It has been up for six seconds or more when it is first seen."""
-    lock = locks([next(aging_servers)], bootstrap=False, max_ttl=600.0)
+    lock = sync_locks([next(aging_servers)], bootstrap=False, max_ttl=600.0)
     with pytest.raises(QuorumUnavailable) as refusal:
         lock.acquire("report")
     assert 0 < refusal.value.retry_after <= lock.rules.quarantine - 5.0
 
 
-def test_trust_in_a_single_server_does_not_outlive_a_restart(aging_servers, locks):
+def test_trust_in_a_single_server_does_not_outlive_a_restart(aging_servers, sync_locks):
     server, told = next(aging_servers), []
-    lock = locks([server], bootstrap=False, observers=[told.append], **BRIEF)
+    lock = sync_locks([server], bootstrap=False, observers=[told.append], **BRIEF)
     lock.acquire("report")
     server.restart()
 
@@ -633,11 +649,11 @@ def test_trust_in_a_single_server_does_not_outlive_a_restart(aging_servers, lock
     assert event.node == lock.labels[0]
 
 
-def test_several_nodes_are_not_trusted_for_their_age(aging_servers, locks):
+def test_several_nodes_are_not_trusted_for_their_age(aging_servers, sync_locks):
     """Uptime is wall clock: nodes that boot with a late one, and are set right, look old."""
     told = []
     servers = [next(aging_servers) for _ in range(3)]
-    lock = locks(servers, bootstrap=False, observers=[told.append], **BRIEF)
+    lock = sync_locks(servers, bootstrap=False, observers=[told.append], **BRIEF)
     with pytest.raises(QuorumUnavailable, match="quarantined") as refusal:
         lock.acquire("report")
     assert 0 < refusal.value.retry_after <= lock.rules.quarantine
@@ -794,7 +810,8 @@ def test_a_lease_that_has_ended_is_not_even_asked_for(five_nodes, locks, monkeyp
     lock = locks(five_nodes, drift_factor=0.4)
     lease = lock.acquire("report", ttl=RENEWED)
     asked = []
-    monkeypatch.setattr(lock.fanout, "ask", asked.append)
+    for way in ("ask", "begin"):
+        monkeypatch.setattr(lock.fanout, way, asked.append)
     eventually(lambda: clock.now() >= lease.valid_until, "deadline")
     with pytest.raises(LockLost) as lost:
         lock.extend(lease)

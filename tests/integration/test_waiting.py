@@ -159,6 +159,11 @@ def listening(nodes):
     return [name for name in names if "-listen-" in name and any(port in name for port in ports)]
 
 
+def upper_quartile(numbers):
+    """Of a median, beside load, most often both are the same: one or two."""
+    return numbers[3 * len(numbers) // 4]
+
+
 def releases_that_go_by(nodes, name, *, is_woken):
     """Return how many others have the lock while one waits for it among those who never wait."""
     urls = [node.url for node in nodes]
@@ -206,7 +211,7 @@ def test_newcomers_do_not_starve_one_that_waits(nodes):
     assert len(seen) == LOOKS
     assert seen[len(seen) // 2] <= BOUND, seen
     twin = releases_that_go_by(nodes, "storm, twin", is_woken=False)
-    assert twin[len(twin) // 2] > seen[len(seen) // 2], (seen, twin)
+    assert upper_quartile(twin) > upper_quartile(seen), (seen, twin)
 
 
 def passed_by(nodes, name, *, waited):
@@ -257,7 +262,7 @@ def test_who_has_waited_before_is_not_passed_by_newcomers(nodes):
     seen = passed_by(nodes, "before", waited=60.0)
     twin = passed_by(nodes, "just now", waited=0.0)
     assert seen[len(seen) // 2] <= 4, seen
-    assert twin[len(twin) // 2] > seen[len(seen) // 2], (seen, twin)
+    assert upper_quartile(twin) > upper_quartile(seen), (seen, twin)
 
 
 # -- several at once ----------------------------------------------------------------------

@@ -99,9 +99,8 @@ class Client:
 
 def main(config: dict[str, Any]) -> None:
     log = Log(Path(config["log"]))
-    contender = CONTENDERS[config["contender"]](
-        config["urls"], lambda what: log.write("node", what=what)
-    )
+    name = "ours, async" if config["is_async"] else config["contender"]
+    contender = CONTENDERS[name](config["urls"], lambda what: log.write("node", what=what))
     registers = Registers(Path(config["registers"]))
     weights = LONG_WEIGHTS if config["contender"] == "careless" else WEIGHTS
     client = Client(contender, log, registers, config["names"], weights)

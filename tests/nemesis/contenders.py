@@ -2,7 +2,7 @@
 Who takes locks in a run: the library, and others whose weakness is known.
 
 ours
-    The library as a user has it.
+    The library as a user has it; every other client awaits `AsyncRedlock`.
 unguarded
     The library with ``restart_guard=False``: nodes that lost their memory vote at once.
 careless
@@ -30,6 +30,7 @@ from celery_redlock import LockLost, LockTaken, QuorumUnavailable, Redlock
 from celery_redlock.events import Event, NodeEvent
 from celery_redlock.lock.rules import Rules
 from nemesis.log import now
+from support.in_loop import InLoop, loop_thread
 
 __all__ = ["CONTENDERS", "MAX_TTL", "Contender", "Grant", "Refused", "rules_of"]
 
@@ -94,7 +95,7 @@ class Ours:
 
     def __init__(self, contender: str, urls: Sequence[str], tell: Callable[[str], None]) -> None:
         self._grant = CarelessGrant if contender == "careless" else OurGrant
-        self._locks = Redlock(urls, rules_of(contender), [NodeNews(tell)])
+        self._locks: Any = Redlock(urls, rules_of(contender), [NodeNews(tell)])
 
     def take(self, name: str, ttl: float, wait: float) -> Grant:
         try:
@@ -103,6 +104,15 @@ class Ours:
             raise Refused("taken") from None
         except QuorumUnavailable:
             raise Refused("unavailable") from None
+
+
+class OursAsync(Ours):
+    """The library's locks, awaited: each hold begins and ends in an event loop."""
+
+    def __init__(self, contender: str, urls: Sequence[str], tell: Callable[[str], None]) -> None:
+        super().__init__(contender, urls, tell)
+        self._loop = loop_thread()  # as long as the process lives
+        self._locks = InLoop(self._locks, self._loop.__enter__())
 
 
 class NodeNews:
@@ -212,6 +222,7 @@ class PotteryGrant:
 
 CONTENDERS: dict[str, Callable[[Sequence[str], Callable[[str], None]], Contender]] = {
     "ours": lambda urls, tell: Ours("ours", urls, tell),
+    "ours, async": lambda urls, tell: OursAsync("ours", urls, tell),
     "unguarded": lambda urls, tell: Ours("unguarded", urls, tell),
     "careless": lambda urls, tell: Ours("careless", urls, tell),
     "pottery": lambda urls, tell: PotteryContender(urls),

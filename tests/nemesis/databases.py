@@ -22,7 +22,7 @@ from typing import Any
 
 from celery_redlock.lock.nodes.address import address_of
 from celery_redlock.reading.nodes import bootstrap
-from celery_redlock.testing.ports import free_port
+from celery_redlock.testing.ports import reserved
 from nemesis import checker
 from nemesis.contenders import MAX_TTL, rules_of
 from nemesis.field import CROWD, ClientProcess
@@ -61,7 +61,9 @@ class Ground:
         self.hits: Counter[str] = Counter()
         self._strikes = Log(folder / "strikes.jsonl")
         stack.callback(self._strikes.close)
-        self._ports = [free_port(), free_port()]
+        # Kept until the end: the servers, which may be bound beside these, come much later.
+        places = [stack.enter_context(reserved()) for _ in range(2)]
+        self._ports = [place.getsockname()[1] for place in places]
         self.ways = stack.enter_context(network(self._ports))
         self._settings = {**DURABLE, **dict(fault.settings)}
         self.server = self.another()

@@ -55,6 +55,7 @@ class ClientProcess:
     def __init__(self, contender: str, number: int, folder: Path, urls: Sequence[str]) -> None:
         self.contender = contender
         self.name = f"{contender}-{number}"
+        self._is_async = contender == "ours" and number % 2 == 0  # beside others that are not
         self._folder = folder
         self._urls = list(urls)
         self._lives = 0
@@ -79,6 +80,7 @@ class ClientProcess:
         config = {
             "contender": self.contender,
             "client": self.name,
+            "is_async": self._is_async,
             "log": str(self._log),
             "registers": str(self._folder / f"{self.contender}.sqlite"),
             "names": CROWD[self.contender][1],

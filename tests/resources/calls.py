@@ -35,12 +35,12 @@ PATIENCE = 60.0
 HANDED_OVER = {
     ("drive", "except StopIteration as end:"),
     ("drive", "return end.value"),
-    ("_acquire", "lease = self.driver.drive(acquiring.acquire("),
-    ("_acquire", "return lease"),
-    ("acquire", "return self._acquire(LockRequest("),
-    ("take", "lease = self._acquire(request)"),
-    ("take", "return held"),
-    ("hold", "held = self.take(LockRequest("),
+    ("acquisition", "return lease"),
+    ("_acquire", "return self.driver.drive("),
+    ("acquire", "return self._acquire("),
+    ("take", "lease = self._acquire("),
+    ("hold", "held = self.take("),
+    ("lead", "held = self.take("),
 }
 #: The first bytecodes of such a line are not where it is handed over: the last ones are.
 LAST = ("STORE_FAST", "RETURN_VALUE")
@@ -92,6 +92,12 @@ def is_subscribed(locks: Redlock) -> bool:
 def hold(stage: Stage) -> None:
     with stage.locks.hold(stage.name, wait=PATIENCE):
         pass
+
+
+def lead(stage: Stage) -> None:
+    terms = stage.locks.lead(stage.name)
+    with contextlib.closing(terms):  # closed by its end alone, it swallows what strikes it then
+        next(terms)
 
 
 def acquire(stage: Stage) -> None:
@@ -171,6 +177,7 @@ class Call:
 
 CALLS = {
     "hold": Call(nothing, hold, nothing),
+    "lead": Call(nothing, lead, nothing),
     "acquire and release": Call(nothing, acquire, nothing),
     "release hastily": Call(with_lease, release_hastily, nothing),
     "extend": Call(with_lease, extend, release),

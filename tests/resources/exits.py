@@ -24,11 +24,11 @@ RULES = {"ttl": 300.0, "max_ttl": 300.0, "node_timeout": 0.2}
 
 #: What a process does once the test has pressed its button, having told when.
 WAYS = {
-    "end of the main thread": "held = lock.take(LockRequest(NAME, 300.0)); wait(); told()",
-    "end of a with": "with lock.hold(NAME): wait(); told()",
-    "sys.exit in a with": "with lock.hold(NAME): wait(); told(); sys.exit(0)",
-    "an error in a with": "with lock.hold(NAME): wait(); told(); raise KeyError",
-    "SIGTERM": "held = lock.take(LockRequest(NAME, 300.0)); wait(); told(); time.sleep(300)",
+    "end of the main thread": "held = lock.take(LockRequest(NAME, 300.0, 60.0)); wait(); told()",
+    "end of a with": "with lock.hold(NAME, wait=60): wait(); told()",
+    "sys.exit in a with": "with lock.hold(NAME, wait=60): wait(); told(); sys.exit(0)",
+    "an error in a with": "with lock.hold(NAME, wait=60): wait(); told(); raise KeyError",
+    "SIGTERM": "held = lock.take(LockRequest(NAME, 300.0, 60.0)); wait(); told(); time.sleep(300)",
 }
 BODY = """
 def wait():

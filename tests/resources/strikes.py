@@ -6,8 +6,9 @@ A moment is the beginning of a line, or a bytecode, of this library.
 
 Python looks for what is to be raised from outside at the entry of a function, at a jump
 backwards, and when a call returns; never between ``with`` and its body, nor on the way out of
-it, nor at a line that is nothing but a word. What is struck there tells nothing, so these
-lines are passed over. All others are struck, also the many at which Python never looks.
+it, nor at a line that is nothing but a word, unless a function of ours that we call begins with
+it. What is struck there tells nothing, so these lines are passed over. All others are struck,
+also the many at which Python never looks.
 """
 
 from __future__ import annotations
@@ -144,7 +145,10 @@ def is_ours(frame: FrameType) -> bool:
 
 
 def is_start(frame: FrameType) -> bool:
-    return _is_start(frame.f_code, frame.f_lasti, frame.f_lineno)
+    code, offset = frame.f_code, frame.f_lasti
+    if _is_start(code, offset, frame.f_lineno):
+        return True
+    return frame.f_back is not None and is_ours(frame.f_back) and is_entry(code, offset)
 
 
 @functools.cache
@@ -153,6 +157,14 @@ def _is_start(code: CodeType, offset: int, line: int) -> bool:
     if text.partition("  #")[0].strip() in WORDS:
         return False
     return not (text.startswith("with ") and is_way_out(code, offset))
+
+
+@functools.cache
+def is_entry(code: CodeType, offset: int) -> bool:
+    """Return whether a function begins at *offset*: a ``try`` there does not protect it."""
+    every = bytecodes(code)
+    before = [every[at] for at in sorted(every) if at < offset]
+    return not before or (before[-1].opname == "RESUME" and before[-1].arg == 0)
 
 
 def is_look(frame: FrameType) -> bool:

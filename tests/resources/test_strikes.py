@@ -20,6 +20,7 @@ pytestmark = pytest.mark.timeout(300)  # as beside: hundreds of runs each
 #: What strikes which call: each kind is an exception of another rank.
 ERRORS = {
     "hold": KeyboardInterrupt(),
+    "lead": KeyboardInterrupt(),
     "acquire and release": SoftTimeLimitExceeded(),
     "release hastily": KeyboardInterrupt(),
     "extend": SoftTimeLimitExceeded(),
@@ -67,7 +68,7 @@ def test_a_call_that_is_struck_at_any_line_leaves_nothing_behind(stage, what, ca
 def test_where_nobody_can_clean_up_is_what_we_say(stage, caplog):
     """Where a lock is handed over it ends with its lease: the list has no place too many."""
     caplog.set_level(logging.CRITICAL)
-    error, named = KeyboardInterrupt(), {"hold": 4, "acquire and release": 3}
+    error, named = KeyboardInterrupt(), {"hold": 3, "lead": 3, "acquire and release": 3}
     for what, places in named.items():
         strikes = Strikes(raising(error), visits=1, at=is_handed_over)
         found = list(strike(stage, what, KeyboardInterrupt, strikes))
@@ -85,18 +86,18 @@ def drive_and_drop(self, steps, ends=None):
 
 
 def release_once(self, lease, *, wait=True):
-    return self._release(lease.name, lease.token) if wait else self._let_go(lease)
+    return self._release(lease.name, lease.token) if wait else self.let_go(lease)
 
 
-def keep(self, lease):
-    """Stand in for `Redlock._take_back`, doing nothing."""
+def keep(self, lease, began_in):
+    """Stand in for `Redlock.take_back`, doing nothing."""
 
 
 @pytest.mark.parametrize(
     ("what", "replaced", "stand_in"),
     [
         ("acquire and release", (Driver, "drive"), drive_and_drop),
-        ("hold", (Redlock, "_take_back"), keep),
+        ("hold", (Redlock, "take_back"), keep),
         ("release hastily", (Redlock, "release"), release_once),
     ],
 )

@@ -16,27 +16,46 @@ from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease, renew_at
 from celery_redlock.lock.records import line_key
 from celery_redlock.lock.scripts.requests import release_request
-from celery_redlock.lock.waiting.room import ThreadWaiting
+from celery_redlock.lock.waiting.room import NEVER, ThreadWaiting
 from celery_redlock.lock.waiting.waiting import (
     InLine,
     free_places,
     has_answered,
     leave_request,
     wait_request,
-    waited_for,
+    waits_since,
 )
+from celery_redlock.task.rate import Rate
 from simulation.hosts import GRAIN, Host, Interrupted, Process
 
 if TYPE_CHECKING:
     from simulation.world import World
 
-__all__ = ["NAME", "Crew"]
+__all__ = ["NAME", "Crew", "start_of"]
 
 NAME = "k"
 #: How often a worker's main process has the nodes note again who waits in it [s].
 LOOK_EVERY = 1.0
 #: Longest wait for the lock when all is well again [ttl], and besides [s].
 PATIENCE = 20.0
+
+
+def start_of(name: str, rate: Rate, wait: float = 0.0) -> LockRequest:
+    """Return what a client asks for to start something."""
+    return LockRequest(
+        name,
+        rate.stands_for,
+        wait,
+        fence=False,
+        limit=rate.burst,
+        stands=True,
+        within=rate.within,
+    )
+
+
+def lock_of(lease: Lease) -> str:
+    """Return the name of the lock of which *lease* has a place."""
+    return lease.name.partition("#")[0]
 
 
 class Crew:
@@ -55,6 +74,8 @@ class Crew:
         together: How often they take all locks at once [1].
         queue: How often they wait as a message does [1].
         forgets: How often they do not release [1].
+        rate: Of starts, with or without a lock; None for no starts.
+        starts: How often they start something [1].
     """
 
     def __init__(
@@ -71,6 +92,8 @@ class Crew:
         together: float = 0.0,
         queue: float = 0.0,
         forgets: float = 0.1,
+        rate: Rate | None = None,
+        starts: float = 0.0,
     ) -> None:
         self.world = world
         self.until = until
@@ -80,6 +103,7 @@ class Crew:
         self.patience = wait * world.rules.ttl
         self.names, self.limit = tuple(names), limit
         self.together, self.queue, self.forgets = together, queue, forgets
+        self.rate, self.starts = rate, starts
 
     def work(self, host: Host) -> Process:
         """Yield what one client does."""
@@ -87,6 +111,10 @@ class Crew:
         while world.now < self.until:
             yield Sleep(chance.uniform(0.0, self.rest))
             wait = chance.uniform(0.0, self.patience)
+            if self.starts and chance.random() < self.starts:
+                locks = self.names if chance.random() < 0.5 else ()
+                yield from self.start(host, wait, locks)
+                continue
             if self.together and chance.random() < self.together:
                 yield from self.work_under_all(host, wait)
                 continue
@@ -105,7 +133,12 @@ class Crew:
 
     def work_under_all(self, host: Host, wait: float) -> Process:
         """Take the locks of all names in one order, or none, and hold them for a moment."""
-        held = yield from self.take_all(host, wait)
+        wanted = [self.wanted(host, name, wait=wait) for name in self.names]
+        held = yield from self.take_all(host, wanted)
+        yield from self.hold_all(host, held)
+
+    def hold_all(self, host: Host, held: Sequence[Lease]) -> Process:
+        """Hold locks for a moment, and give them back."""
         if held:
             length = self.world.chance.expovariate(1.0 / self.length)
             yield Sleep(min(length, self.world.rules.ttl / 4))  # so that it needs no renewal
@@ -113,18 +146,47 @@ class Crew:
             self.end(lease)
             yield self.release(host, lease)
 
-    def take_all(self, host: Host, wait: float) -> Generator[Any, Any, list[Lease]]:
+    def start(self, host: Host, wait: float, locks: Sequence[str] = ()) -> Process:
+        """Start something under the locks of some names, as soon as the rate of all allows it."""
+        rate = self.rate
+        assert rate is not None
+        counted = [self.starts_of(host, name) for name in self.names]
+        held = yield from self.take_all(
+            host,
+            [
+                *(self.wanted(host, name, wait=wait) for name in locks),
+                *(start_of(name, rate, wait) for name in counted),
+            ],
+        )
+        starts = [lease for lease in held if lock_of(lease) in counted]
+        for name in self.names if starts else ():
+            self.world.started(name)
+        yield from self.hold_all(host, [lease for lease in held if lease not in starts])
+        yield from self.leave(host, starts)
+
+    def starts_of(self, _host: Host, name: str) -> str:
+        """Return the name under which starts are counted."""
+        return f"{name}.rate"
+
+    def leave(self, _host: Host, _starts: Sequence[Lease]) -> Process:
+        """End what has started: it was a start all the same."""
+        yield from ()
+
+    def take_all(
+        self, host: Host, wanted: Sequence[LockRequest]
+    ) -> Generator[Any, Any, list[Lease]]:
         """Acquire the locks of all names; none of them if that fails."""
         host.is_acquiring = True
-        wanted = [self.wanted(host, name, wait=wait) for name in self.names]
         try:
             leases = yield from acquire_all(host.kernel, wanted)
         except (LockNotAcquired, Interrupted, MarkerStands):
             return []
         finally:
             host.is_acquiring = False
-        for lease in leases.values():
-            self.world.granted(host, lease, self.trusted_until(host, lease))
+        for one in wanted:
+            if not one.stands:
+                lease = leases[one.name]
+                self.world.granted(host, lease, self.trusted_until(host, lease))
         return list(leases.values())
 
     def take_in_line(
@@ -153,13 +215,15 @@ class Crew:
         ears, rules = host.ears, host.rules
         assert ears is not None
         waiting = ThreadWaiting(line_key(rules.prefix, one.name), one.since, host.now)
+        waiting.ran_at = NEVER  # a message, which a worker runs whenever it is woken
         ears.enter(waiting)
         is_woken = False
         while not is_woken and host.now() < ends:
+            waiting.is_to_register = False
             ballot = yield Ask(wait_request(rules, one), has_answered)
-            waited = waited_for(ballot)
-            if waited is not None:
-                ears.room.has_waited_since(waiting, host.kernel.wall() - waited)
+            since = waits_since(ballot)
+            if since is not None:
+                ears.room.has_waited_since(waiting, since)
             ears.room.free(waiting.line, free_places(ballot))
             is_woken = yield Sleep(min(LOOK_EVERY, ends - host.now()), waiting)
         ears.leave(waiting)

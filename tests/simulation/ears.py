@@ -59,8 +59,21 @@ class Ears(Listener):
             return
         if server.is_up and server.frozen_until <= host.world.now:
             self.heard_by[server.position] = server.boots
+            link = host.links[server.position]
+            host.world.at(link.arrival(0.0, None), self._hears)
         else:
             host.world.at(host.world.now + AGAIN, self.subscribe, server.position)
+
+    def _hears(self) -> None:
+        """Learn that a node says from now on what it publishes."""
+        host = self._host
+        if host.ears is not self:
+            return
+        if host.stopped_until > host.world.now:
+            host.world.at(host.stopped_until, self._hears)
+            return
+        self.room.register_all()
+        host.may_be_woken()
 
     def lose(self, position: int) -> None:
         """Learn that a node has ended the connection; listen to it again in a while."""

@@ -21,7 +21,7 @@ from typing import Any
 from unittest import mock
 
 from celery_redlock.lock import clock, held, lease, watchdog
-from celery_redlock.lock.algorithm import acquiring, attempt, renewal
+from celery_redlock.lock.algorithm import acquiring, attempt, renewal, request
 from celery_redlock.lock.algorithm.effects import Ask
 from celery_redlock.lock.lease import Lease, quorum, valid_until
 from celery_redlock.lock.nodes import connector, fanout, node, steps
@@ -38,10 +38,11 @@ from simulation import network
 from simulation.crew import Crew
 from simulation.guard import Guard
 from simulation.hosts import Host
+from simulation.rate_guards import RATE_GUARDS
 from simulation.waiting_guards import WAITING_GUARDS
 from support.lua import rewritten
 
-__all__ = ["ALL_GUARDS", "GUARDS", "WAITING_GUARDS", "switched_off"]
+__all__ = ["ALL_GUARDS", "GUARDS", "RATE_GUARDS", "WAITING_GUARDS", "switched_off"]
 
 
 #: How scripts see that a node was enrolled by clients of other settings.
@@ -396,7 +397,7 @@ GUARDS = {
         Guard(
             "of-use",
             "a grant is given back if less than a third of the lease is left",
-            ((attempt, "least_validity", lambda _ttl: float("-inf")),),
+            ((request, "least_validity", lambda _ttl: float("-inf")),),
         ),
         Guard(
             "clock-jump",
@@ -533,8 +534,9 @@ GUARDS = {
 }  # fmt: skip
 
 
-#: Also those without which a lock is not handed on as it should be, though no law is broken.
-ALL_GUARDS = GUARDS | WAITING_GUARDS
+#: Also those without which a lock is not handed on as it should be, though no law is broken, and
+#: those of rates.
+ALL_GUARDS = GUARDS | WAITING_GUARDS | RATE_GUARDS
 #: Guards that `Renewal.outcome` has.
 OF_A_RENEWAL = {"renewal-deadline", "repaired-majority", "repaired-later"}
 

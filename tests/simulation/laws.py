@@ -4,6 +4,7 @@ The laws, checked on the `Hold`s that a run leaves behind.
 - `overlaps` (exclusion): nobody trusts a lock while another does, by the true time.
 - `crowd` (places): no more trust one of its places at once than a lock has, by the same time.
 - `disorder` (fences): unique, and growing from each holder to the next.
+- `rush` (rates): in no window start more than may, by the same time.
 
 And on the world when all faults are over: `World.progressed` (everybody gets the lock),
 `World.leftovers` (no lock is left), `World.immortal` (no key without an end).
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import accumulate
 
-__all__ = ["Hold", "Wait", "crowd", "disorder", "left_idle", "overlaps", "overtaken"]
+__all__ = ["Hold", "Wait", "crowd", "disorder", "left_idle", "overlaps", "overtaken", "rush"]
 
 #: Rounding of floating-point times [s].
 GRAIN = 1e-9
@@ -124,6 +125,13 @@ def crowd(holds: Iterable[Hold], limit: int) -> list[Hold]:
 def lock_of(hold: Hold) -> str:
     """Return the name of the lock of which *hold* has a place."""
     return hold.name.partition("#")[0]
+
+
+def rush(starts: Iterable[float], most: int, window: float) -> list[tuple[float, float]]:
+    """Return the first and the last of each *most* + 1 starts that came in less than a window."""
+    in_order = sorted(starts)
+    pairs = zip(in_order, in_order[most:], strict=False)
+    return [(first, last) for first, last in pairs if last - first < window - GRAIN]
 
 
 def larger(one: Hold, other: Hold) -> Hold:

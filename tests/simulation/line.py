@@ -20,6 +20,7 @@ from celery_redlock.lock.waiting.waiting import InLine, wait_request
 from celery_redlock.testing import memory_quorum
 from simulation.clocks import BEGIN
 from simulation.crew import NAME
+from simulation.ears import AGAIN
 from simulation.hosts import Host, Process
 from simulation.schedules import KEYS, A, B, C, Schedule, X, Y, broken
 from simulation.world import RULES
@@ -113,6 +114,17 @@ def not_told() -> list[str]:
     return line.late(X, 4.0, soon=BY_ITSELF)
 
 
+def told_to_nobody() -> list[str]:
+    """Let x wait for long and listen to nobody for a while, in which y releases."""
+    line = Line()
+    line.take(line.y, 0.0, 6.0)
+    line.take(line.x, 0.1, wait=9.0)
+    assert line.x.ears is not None
+    for node in (A, B, C):
+        line.at(5.95, line.x.ears.lose, node)
+    return line.late(X, 5.95 + AGAIN)
+
+
 def says_it_has_waited_for_years() -> list[str]:
     """Let z wait before x, whose message says that it came long before."""
     line = Line()
@@ -183,10 +195,10 @@ def lapsed() -> list[str]:
 def gone() -> list[str]:
     """Let x give up, and z wait behind it."""
     line = Line()
-    line.take(line.y, 0.0, 1.0)
+    line.take(line.y, 0.0, 4.0)
     line.take(line.x, 0.1, wait=0.2)
-    line.take(line.z, 0.5, wait=5.0)
-    return line.late(Z, 1.0)
+    line.take(line.z, 0.5, wait=9.0)
+    return line.late(Z, 4.0)
 
 
 def one_node_says() -> list[str]:
@@ -264,6 +276,7 @@ LINE: dict[str, Callable[[], list[str]]] = {
     for story in (
         told,
         not_told,
+        told_to_nobody,
         oldest_first,
         says_it_has_waited_for_years,
         killed_in_line,
@@ -282,6 +295,7 @@ LINE: dict[str, Callable[[], list[str]]] = {
 LINE_BREAKS: dict[str, tuple[str, ...]] = {
     "told": ("hint",),
     "not_told": ("comes-by-itself",),
+    "told_to_nobody": ("registers-again",),
     "oldest_first": ("oldest-first",),
     "says_it_has_waited_for_years": ("since-the-node-knows",),
     "killed_in_line": ("dead-passed",),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from celery_redlock.task.rate import Rate
 from simulation.faults import HARSH, Chaos
 from simulation.world import RULES, World
 
@@ -57,6 +58,9 @@ BREAKS = Chaos(reset=4.0, cut=1.0, deaf=1.0, mute=1.0, kill=0.5, slow=0.2)
 LINE = Chaos(unheard=0.2, stop=0.3, kill=0.3, interrupt=0.5, reset=0.5, cut=0.3, slow=0.02)
 IN_LINE = {"is_woken": True, "crew": 5, "chaos": LINE}
 STEPS = Chaos(step=0.5, stop=0.2, cut=0.3, reset=1.0, slow=0.02)
+#: Starts of two names, in windows that lapse before a lease would.
+STARTS = {"starts": 0.6, "rate": Rate(2, 0.2), "names": ("k", "l"), "hold": 0.3}
+STARTS_OF_LONG = {**STARTS, "rate": Rate(2, 2.0)}
 
 PROFILES = {
     "one node": Profile({"size": 1}),
@@ -76,6 +80,9 @@ PROFILES = {
         {"hold": 0.5, "wait": 3.0, "limit": 2, "names": ("k", "l"), "together": 0.3, "queue": 0.3},
         pace=3.0,
     ),
+    "starts": Profile({"size": 3}, STARTS),
+    "starts, five nodes, in line": Profile({"size": 5, **IN_LINE, "chaos": HARSH}, STARTS),
+    "starts, clocks that are set": Profile({"size": 3, "chaos": STEPS}, STARTS_OF_LONG, pace=10.0),
 }
 
 
@@ -112,6 +119,7 @@ def violations(world: World) -> tuple[str, ...]:
     """Return the laws that were broken in a world that has come to its end, in words."""
     found = [f"exclusion: {one} and {other}" for one, other in world.overlaps()]
     found += [f"one too many: {hold}" for hold in world.crowd()]
+    found += [f"over the rate: {one} and {other}" for one, other in world.rush()]
     found += [f"fences: {one} and {other}" for one, other in world.disorder()]
     waiting = set(range(world.crew)) - world.progressed
     found += [f"progress: clients {sorted(waiting)} never got the lock"] if waiting else []

@@ -88,6 +88,7 @@ FOUND = {
     "from-the-question": PROFILES["three nodes"],
     "clock-jump": PROFILES["clocks that are set"],
     "expiry": PROFILES["three nodes"],
+    "start-stands": PROFILES["starts"],
 }
 
 
@@ -145,6 +146,21 @@ def test_overlaps_are_seen(holds, pairs):
 def test_disorder_is_seen(holds, pairs):
     """One fence twice is told, and a smaller one that was granted after a larger."""
     assert len(laws.disorder(holds)) == pairs
+
+
+@pytest.mark.parametrize(
+    ("starts", "pairs"),
+    [
+        ([], []),
+        ([0.0, 0.5], []),
+        ([0.0, 0.5, 1.0], []),
+        ([0.9, 0.0, 0.5], [(0.0, 0.9)]),
+        ([0.0, 0.1, 0.2, 0.3], [(0.0, 0.2), (0.1, 0.3)]),
+    ],
+)
+def test_a_rush_is_seen(starts, pairs):
+    """Two in a window of a second are none, three are."""
+    assert laws.rush(starts, 2, 1.0) == pairs
 
 
 def test_what_is_left_is_seen():

@@ -7,14 +7,16 @@ from itertools import combinations
 
 import pytest
 
-from simulation.guards import ALL_GUARDS, GUARDS, WAITING_GUARDS, switched_off
+from celery_redlock.task.rate import Rate
+from simulation.guards import ALL_GUARDS, GUARDS, RATE_GUARDS, WAITING_GUARDS, switched_off
 from simulation.line import LINE, LINE_BREAKS
+from simulation.rates import RATE_BREAKS, RATES, forgotten
 from simulation.schedules import BREAKS, SCHEDULES, Schedule, broken
 from simulation.world import RULES
 
 #: What no story can show: that the watchdog waits is a matter of threads.
 ELSEWHERE = {"unwatch-waits"}
-STORIES, ALL_BREAKS = SCHEDULES | LINE, BREAKS | LINE_BREAKS
+STORIES, ALL_BREAKS = SCHEDULES | LINE | RATES, BREAKS | LINE_BREAKS | RATE_BREAKS
 
 
 @pytest.mark.parametrize("name", STORIES)
@@ -69,11 +71,17 @@ def test_fences_of_before_clocks_were_set_back_are_waited_out(nodes):
     assert again < 1.0 if nodes == 1 else back - RULES.longest_skew <= again < back
 
 
+def test_starts_of_a_window_longer_than_a_quarantine_may_be_forgotten():
+    """A node votes again before they would have lapsed."""
+    assert forgotten(Rate(1, 2 * RULES.quarantine))
+
+
 def test_every_guard_has_a_story():
     """A guard that no story needs would not be known to do anything."""
     for breaks, stories, guards in (
         (BREAKS, SCHEDULES, set(GUARDS) - ELSEWHERE),
         (LINE_BREAKS, LINE, set(WAITING_GUARDS)),
+        (RATE_BREAKS, RATES, {*RATE_GUARDS, "restart-guard"}),
     ):
         assert {guard for off in breaks.values() for guard in off} == guards
         assert set(breaks) == set(stories)

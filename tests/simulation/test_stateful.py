@@ -279,6 +279,16 @@ def tell(machine, stories, length, **how):
     run_state_machine_as_test(machine, settings=limits)
 
 
+def test_a_node_whose_answers_were_always_late_is_seen_to_jump():
+    """Found at random: of two that grant one had set its clock, and what it was nobody knew."""
+    state = Steps()
+    state.begin(size=1, seed=8, rate=0.0)
+    state.deaf(after=0.02, asks=1, length=0.01, number=0, position=0)
+    state.set_clock(after=0.02, asks=None, by=2.0, position=1)
+    state.laws_hold()
+    state.teardown()
+
+
 @pytest.mark.parametrize("machine", [Clients, Losses, Steps])
 def test_no_story_breaks_a_law(machine):
     """Whatever is done in whichever order, nobody holds while another does."""

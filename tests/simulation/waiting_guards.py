@@ -107,6 +107,11 @@ WAITING_GUARDS = {
             ((Room, "is_oldest", never),),
         ),
         Guard(
+            "registers-again",
+            "once a node can be heard all of the process register again, and the oldest tries",
+            ((Room, "register_all", nothing),),
+        ),
+        Guard(
             "leave",
             "who waits no more is not in line",
             lua=((LEAVE, "redis.call('ZREM', KEYS[1], ", "tostring("),),

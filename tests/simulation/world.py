@@ -25,6 +25,7 @@ from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.nodes.guard import boot_marker
 from celery_redlock.lock.records import Keys
 from celery_redlock.lock.rules import Rules
+from celery_redlock.task.rate import Rate
 from simulation import laws
 from simulation.clocks import BEGIN, SWING, Clock, NodeClock
 from simulation.crew import Crew
@@ -61,6 +62,8 @@ class World:
         held: The last one of each token.
         is_woken: Whether those who wait hear that a lock may be free.
         wanted: Everybody who has wanted a lock, in the order in which their waiting ended.
+        rate: Of starts of one name; None for no starts.
+        starts: Name -> when something with that rate has started [s].
         stops: Number of a client -> from when until when it stood still.
         room: How much a connection takes at a time [bytes]; None for all.
         asked: When a token was last sent in an acquire.
@@ -80,6 +83,8 @@ class World:
     now: float = 0.0
     peace: float = float("inf")
     limit: int = 1
+    rate: Rate | None = None
+    starts: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     holds: list[Hold] = field(default_factory=list)
     held: dict[str, Hold] = field(default_factory=dict)
     asked: dict[str, float] = field(default_factory=dict)
@@ -153,7 +158,7 @@ class World:
         """Have everybody work for *seconds* once the world runs."""
         self.peace = self.now + seconds
         crew = Crew(self, self.peace, **crew_does)
-        self.limit = crew.limit
+        self.limit, self.rate = crew.limit, crew.rate
 
         def reborn(number: int) -> None:
             host = self.hosts[number]
@@ -235,6 +240,10 @@ class World:
         self.held[lease.token] = hold
         self.holds.append(hold)
 
+    def started(self, name: str) -> None:
+        """Note that something starts now."""
+        self.starts[name].append(self.now)
+
     def renewed(self, lease: Lease, until: float) -> None:
         self.held[lease.token].until = until
 
@@ -263,6 +272,14 @@ class World:
     def crowd(self) -> list[Hold]:
         """Return who trusted a place of a lock while all of them were trusted by others."""
         return laws.crowd(self.holds, self.limit)
+
+    def rush(self) -> list[tuple[float, float]]:
+        """Return from when until when more have started than may in a window of nodes' clocks."""
+        if self.rate is None:
+            return []
+        window = self.rate.window / (1.0 + self.chaos.rate)
+        every = self.starts.values()
+        return [it for starts in every for it in laws.rush(starts, self.rate.burst, window)]
 
     def disorder(self) -> list[tuple[Hold, Hold]]:
         """Return whose fences are equal or out of order."""

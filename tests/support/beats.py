@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -27,6 +27,7 @@ __all__ = [
     "Published",
     "last_slots",
     "published",
+    "published_of",
     "stage_beat",
     "stopped_between_slots",
 ]
@@ -88,9 +89,13 @@ def published(broker_url: str) -> list[Published]:
     """Return what waits in the queue ``celery``, oldest first; it stays there."""
     with redis.Redis.from_url(broker_url) as client:
         messages = client.lrange("celery", 0, -1)[::-1]  # kombu puts new ones to the left
+    return published_of(json.loads(message)["headers"] for message in messages)
+
+
+def published_of(messages: Iterable[dict[str, Any]]) -> list[Published]:
+    """Return what messages with these headers are, in their order."""
     found = []
-    for order, message in enumerate(messages):
-        headers = json.loads(message)["headers"]
+    for order, headers in enumerate(messages):
         ours = headers["redlock"]
         (entry, due, _), task_id = ours["slot"], ours["task_id"]
         assert task_id == headers["id"], headers

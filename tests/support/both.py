@@ -19,11 +19,10 @@ from celery_redlock.lock.nodes.guard import read_info
 from celery_redlock.lock.scripts.scripting import registered
 from celery_redlock.lock.waiting.waiting import WAIT
 from celery_redlock.testing.model import NodeModel
+from support.requests import TINY
 
-__all__ = ["TINY", "Both"]
+__all__ = ["Both"]
 
-#: How long something stands that is to be over soon [ms]: it is waited out.
-TINY = b"3"
 #: How servers name themselves, and which script has failed where.
 SELF = re.compile(
     r" script: .*$| Please use EVAL\.|(lua )?redis (lib )?|valkey |this user |user default ",
@@ -102,8 +101,10 @@ class Both:
             reject()  # of streams: no script of ours does that
         ours, theirs = self.node.execute(words), self.answer
         if WAIT.sha in words and isinstance(ours, list) and isinstance(theirs, list):
-            # Its last number is for how long somebody has waited, so short a time as it may be.
-            assert_near(sum(ours[3:]), sum(theirs[3:]), self.slack, words)
+            # Its last numbers are times, as short as they may be: for how long somebody has waited,
+            # and when a place lapses.
+            for mine, other in zip(ours[3:], theirs[3:], strict=True):
+                assert_near(mine, other, self.slack, words)
             ours, theirs = ours[:3], theirs[:3]
         assert_same(words, ours, theirs, self.slack)
         if TINY in words:

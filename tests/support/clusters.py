@@ -10,11 +10,11 @@ from typing import Any
 
 import redis
 
-from celery_redlock.testing.ports import reserved
+from celery_redlock.testing.ports import free_port, reserved
 from celery_redlock.testing.servers import Server, servers
 from support.waiting import eventually
 
-__all__ = ["Cluster", "cluster"]
+__all__ = ["Cluster", "cluster", "in_cluster_mode"]
 
 #: How long a server is missed before another takes its place [ms]; a loaded machine is slow.
 NODE_TIMEOUT = 2000
@@ -157,6 +157,12 @@ def is_ok(server: Server) -> bool:
             client.connection_pool.release(raw)
 
 
+def in_cluster_mode(bus: int | None = None) -> list[str]:
+    """Return the options of a server of a cluster, whose *bus* is a port of its own."""
+    # Without it a server takes the port 10,000 above its own, which may be another's.
+    return ["--cluster-enabled", "yes", "--cluster-port", str(bus or free_port())]
+
+
 @contextlib.contextmanager
 def cluster(
     binary: Path, *, tag: str = "redlock", extra_args: Sequence[str] = ()
@@ -174,8 +180,7 @@ def cluster(
         for _ in range(4):
             place = stack.enter_context(contextlib.closing(reserved(None)))
             buses.append(place.getsockname()[1])
-            args = ["--cluster-enabled", "yes", "--cluster-port", str(buses[-1])]
-            args += ["--cluster-node-timeout", str(NODE_TIMEOUT)]
+            args = [*in_cluster_mode(buses[-1]), "--cluster-node-timeout", str(NODE_TIMEOUT)]
             args += ["--cluster-replica-validity-factor", "0", *extra_args]
             farm += stack.enter_context(servers(1, binary=binary, extra_args=args))
         *masters, replica = farm

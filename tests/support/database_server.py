@@ -11,7 +11,9 @@ one to the port. What only tests ask is answered here.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
+import re
 import select
 import socket
 import threading
@@ -24,6 +26,7 @@ from celery_redlock.keyspace.commands import COMMANDS
 from celery_redlock.keyspace.engine import Engine
 from celery_redlock.keyspace.keys import Keyspace
 from celery_redlock.keyspace.values import OK, Hash, Refused, SortedSet
+from celery_redlock.lock.database import batch, postgresql_words, sqlite
 from celery_redlock.lock.database.address import DatabaseAddress
 from celery_redlock.lock.database.batch import MOST_AT_ONCE
 from celery_redlock.lock.database.loaded import EARS, INBOX
@@ -35,13 +38,15 @@ from celery_redlock.lock.database.store import META, Broken, Busy, Store
 from celery_redlock.testing.ports import HOST
 from support.waiting import eventually
 
-__all__ = ["DatabaseServer", "database_server", "hashes_by_name"]
+__all__ = ["DatabaseServer", "database_server", "hashes_by_name", "patient"]
 
 #: How often a listener looks for messages that nobody tells it of [s].
 LOOK_EVERY = 0.01
 #: For how long it is known that somebody listens [us].
 EARS_KEPT = 3600 * 10**6
 MOST_KEYS = 10**6
+#: Imported only where psycopg is here.
+POSTGRESQL = "celery_redlock.lock.database.postgresql"
 
 
 class DatabaseServer:
@@ -309,6 +314,19 @@ def hashes_by_name() -> Iterator[None]:
 
     by_name = replace(COMMANDS[b"HGETALL"], do=hgetall)
     with mock.patch.dict(COMMANDS, {b"HGETALL": by_name}):
+        yield
+
+
+@contextlib.contextmanager
+def patient(seconds: int) -> Iterator[None]:
+    """Have connections that are made meanwhile bear with a machine that stands still so long."""
+    limits = tuple(re.sub(r"\d+$", str(seconds * 1000), one) for one in postgresql_words.LIMITS)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(batch, "LONGEST", seconds))
+        stack.enter_context(mock.patch.object(sqlite, "PATIENCE", seconds))
+        if importlib.util.find_spec("psycopg"):
+            for name, value in {"LIMITS": limits, "ECHO": seconds}.items():
+                stack.enter_context(mock.patch(f"{POSTGRESQL}.{name}", value))
         yield
 
 

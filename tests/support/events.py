@@ -19,7 +19,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Body", "bodies", "body", "now", "overlaps", "read", "record"]
+__all__ = ["Body", "bodies", "body", "most_at_once", "now", "overlaps", "read", "record"]
 
 Event = dict[str, Any]
 
@@ -121,3 +121,12 @@ def overlaps(events: Iterable[Event]) -> list[tuple[Body, Body]]:
             pairs.extend((earlier, later) for earlier in running)
             running.append(later)
     return pairs
+
+
+def most_at_once(bodies: Iterable[Body]) -> int:
+    """Return how many of *bodies* ran at one time, at most."""
+    running = most = 0
+    for _, step in sorted(step for it in bodies for step in ((it.started, 1), (it.ended, -1))):
+        running += step
+        most = max(most, running)
+    return most

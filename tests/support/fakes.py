@@ -112,6 +112,9 @@ class Ears:
         self.waiting.append(waiting)
         self.room.enter(waiting)
 
+    def listen(self) -> None:
+        """Hear what the test says, as always."""
+
     def enter_thread(self, line: bytes, since: float) -> ThreadWaiting:
         waiting = ThreadWaiting(line, since, self.now)
         self.enter(waiting)

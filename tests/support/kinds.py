@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from celery_redlock.testing.servers import find_binary
-from support.postgres import find_postgres
+from support.machine import found
+from support.postgres import FAST, Postgres, find_postgres, postgres
 
-__all__ = ["DATABASES", "KINDS_OF_NODE", "SERVERS", "binaries", "marks_of", "those_here"]
+__all__ = [
+    "DATABASES",
+    "KINDS_OF_NODE",
+    "POSTGRESQL",
+    "SERVERS",
+    "binaries",
+    "each",
+    "marks_of",
+    "postgres_by_kind",
+    "those_here",
+]
 
 SERVERS = ("redis", "valkey")
-DATABASES = ("postgresql", "sqlite")
+#: Kinds of PostgreSQL -> which: that of the machine, and one that is newer than it may have.
+POSTGRESQL: dict[str, int | None] = {"postgresql": None, "postgresql-18": 18}
+DATABASES = (*POSTGRESQL, "sqlite")
 KINDS_OF_NODE = (*SERVERS, *DATABASES)
 
 NO_REPLICAS = "a database follows no other while it is the node; its timeline says if it did"
@@ -54,12 +69,20 @@ def binaries() -> dict[str, Path]:
 
 def those_here() -> list[str]:
     """Return the kinds that this machine has."""
-    found = [*sorted(binaries()), "sqlite"]
-    try:
-        find_postgres()
-    except RuntimeError:
-        return found
-    return [*found, "postgresql"] if importlib.util.find_spec("psycopg") else found
+    here = [*sorted(binaries()), "sqlite"]
+    for kind, major in POSTGRESQL.items() if importlib.util.find_spec("psycopg") else ():
+        try:
+            find_postgres(major)
+        except RuntimeError:
+            continue
+        here.append(kind)
+    return here
+
+
+def each(kinds: Iterable[str] = DATABASES) -> list[Any]:
+    """Return *kinds* as parameters: that of a version beside the machine's is long."""
+    beside = {kind for kind, major in POSTGRESQL.items() if major}
+    return [pytest.param(it, marks=[pytest.mark.long] if it in beside else []) for it in kinds]
 
 
 def marks_of(kind: str, test: str) -> Collection[Any]:
@@ -68,3 +91,16 @@ def marks_of(kind: str, test: str) -> Collection[Any]:
         return []
     reason = NOT_OF_DATABASES.get(test)
     return [pytest.mark.long, *([pytest.mark.skip(reason=reason)] if reason else [])]
+
+
+@contextmanager
+def postgres_by_kind(settings: Mapping[str, str] = FAST) -> Iterator[Callable[[str], Postgres]]:
+    """Yield what returns the server of a kind, which it starts when it is first asked for."""
+    with ExitStack() as stack:
+
+        @cache
+        def server_of(kind: str) -> Postgres:
+            programs = found(lambda: find_postgres(POSTGRESQL[kind]))
+            return stack.enter_context(postgres(programs, settings))
+
+        yield server_of

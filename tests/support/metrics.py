@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from celery import signals
 
 from celery_redlock.observers.names import FILES
+from celery_redlock.testing.ports import free_port
 from support.pages import blocks_of
 
 __all__ = ["Scrape", "free_port", "scrape", "serve_as_shown"]
@@ -63,13 +63,6 @@ def serve_as_shown(port: str) -> None:
         return
     shown = next(it for it in blocks_of(PAGE) if it.notes.get("file") == "shop_metrics.py")
     exec(shown.text.replace("9808", port), _shown)
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 def scrape(address: str) -> Scrape:

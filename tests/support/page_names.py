@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import socket
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from urllib.parse import quote
@@ -87,7 +88,8 @@ def names_for(text: str, given: Sequence[Server] = ()) -> Iterator[Names]:
         nodes = [f"redis://lock-{n}/0" for n in sorted(set(LOCK_NODE.findall(text)))]
         if nodes:
             bootstrap([places[name] for name in nodes if name in places], Rules())
-        yield Names(places, dict(pair for run in ports_of(text) for pair in free_ports(run)))
+        ports = [pair for run in ports_of(text) for pair in free_ports(run, stack)]
+        yield Names(places, dict(ports))
 
 
 @contextmanager
@@ -103,16 +105,24 @@ def database() -> Iterator[dict[str, str]]:
         }
 
 
-def free_ports(run: range) -> Iterator[tuple[int, int]]:
-    """Yield for each port of *run* a free one; they follow each other, too."""
+def free_ports(run: range, stack: ExitStack) -> Iterator[tuple[int, int]]:
+    """
+    Yield for each port of *run* a free one; they follow each other, too.
+
+    Until the end of *stack* nobody gets them who looks for free ones: a page's servers may come
+    late. Those can be bound all the same, as for `celery_redlock.testing.ports.reserved`.
+    """
     for begin in random.SystemRandom().sample(PORTS, 100):
         with ExitStack() as probes:
             try:
                 for port in range(begin, begin + len(run)):
                     probe = probes.enter_context(socket.socket())
                     probe.bind(("127.0.0.1", port))
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             except OSError:
                 continue
+            if sys.platform == "linux":  # elsewhere nobody may be bound to a port that is served
+                stack.enter_context(probes.pop_all())
         yield from zip(run, range(begin, begin + len(run)), strict=True)
         return
     raise RuntimeError(f"no {len(run)} free ports in a row")

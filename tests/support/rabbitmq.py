@@ -21,6 +21,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -30,7 +31,7 @@ from pathlib import Path
 
 import amqp
 
-from celery_redlock.testing.ports import PORTS
+from celery_redlock.testing.ports import PORTS, reserved
 from celery_redlock.testing.reaper import reaper
 from support.waiting import eventually
 
@@ -88,7 +89,9 @@ class RabbitMQ:
     def __init__(self, commands: Path) -> None:
         self.commands = commands
         self.folder = Path(tempfile.mkdtemp(prefix="redlock-rabbitmq-"))
-        self.port, self._dist, self._epmd = free_ports(3)
+        # Until it is stopped: nobody else has its ports before it has them, which takes long.
+        self._places = [reserved() for _ in range(3)]
+        self.port, self._dist, self._epmd = (it.getsockname()[1] for it in self._places)
         self._env = self._environment()
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -98,6 +101,8 @@ class RabbitMQ:
 
     def start(self) -> None:
         """Start it and wait until it serves AMQP."""
+        if sys.platform != "linux":  # elsewhere nobody may be bound to a port that is served
+            self._let_go_of_ports()
         (self.folder / "rabbitmq.conf").write_text(CONF.format(host=HOST, port=self.port))
         (self.folder / "advanced.config").write_text(ADVANCED)
         (self.folder / "plugins").write_text("[].\n")
@@ -146,7 +151,12 @@ class RabbitMQ:
             process.wait()
             reaper.forget(f"{self.folder} {process.pid}")
         self._processes.clear()
+        self._let_go_of_ports()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _let_go_of_ports(self) -> None:
+        for place in self._places:
+            place.close()
 
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")

@@ -40,6 +40,12 @@ SHOWN: dict[str, list[errors.RedlockError]] = {
     "ConfigurationError": [raised_by(lambda: Rules(ttl=0))],
     "LockKeyError": [raised_by(lambda: bill().lock_name((object(),)))],
     "LockTaken": [errors.LockTaken("invoice:7", {A: HELD, B: HELD, C: "not waited for"}, BILL)],
+    "RateExceeded": [
+        errors.RateExceeded(
+            "sms-api", dict.fromkeys((A, B, C), "refused (4.1 s left)"), {**BILL, "ttl": 4.1}
+        )
+    ],
+    "TooManyDeliveries": [errors.TooManyDeliveries("shop.resize", "41d0", 3)],
     "QuorumUnavailable": [
         errors.QuorumUnavailable(
             "invoice:7", {A: "granted", B: "quarantined (44.2 s left)", C: LATE}, 44.2

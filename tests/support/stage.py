@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -90,38 +91,48 @@ class Stage:
 
     Attributes:
         nodes: The lock nodes.
-        broker: The server for messages and results.
+        broker: The server for messages and results, unless the app's settings name others.
         events: File that the tasks record to; workers have its name as ``EVENTS``.
         app: The app as a client sees it.
         workers: All workers, in the order of their start; also one that did not get ready.
     """
 
     def __init__(
-        self, file: str, folder: Path, broker: Server, nodes: list[Server], conf: dict[str, Any]
+        self,
+        file: str,
+        folder: Path,
+        broker: Server | None,
+        nodes: list[Server],
+        conf: dict[str, Any],
     ) -> None:
         self.nodes = nodes
-        self.broker = broker
+        self._broker = broker
         self.events = folder / "events.jsonl"
-        own = {
-            "broker_url": broker.url,
+        own: dict[str, Any] = {"redlock_nodes": [node.url for node in nodes]}
+        if broker is not None:
             # The same database: a signal that hits redis-py while it connects costs its SELECT.
-            "result_backend": broker.url,
-            "redlock_nodes": [node.url for node in nodes],
-        }
+            own |= {"broker_url": broker.url, "result_backend": broker.url}
         self._file = file
         self.conf = {**DEFAULTS, **own, **conf}
         self.app = make_app(file, self.conf, is_worker=False)
         self.workers: list[Worker] = []
+        self._numbers = itertools.count(1)  # threads start workers, and no two have one name
         self._folder = folder
         self._stack = ExitStack()
 
     def bootstrap(self) -> None:
         """Enrol the nodes and connect the client; to be called while no lock is held."""
         plugin = plugin_for(self.app)
-        told = bootstrap(self.conf["redlock_nodes"], plugin.settings.rules)
-        assert set(told.values()) == {"enrolled"}, told
+        nodes, rules = self.conf["redlock_nodes"], plugin.settings.rules
+        enrolled = {"enrolled"}  # of those that did not answer in time, at another try
+        eventually(lambda: {*bootstrap(nodes, rules).values()} == enrolled, "enrolment of all")
         # Connecting takes a loaded machine longer than a first publish waits for it.
         eventually(lambda: check(plugin.locks) == {}, "connections")
+
+    @property
+    def broker(self) -> Server:
+        assert self._broker is not None
+        return self._broker
 
     def worker(self, conf: dict[str, Any] | None = None, **options: Any) -> Worker:
         """
@@ -133,7 +144,7 @@ class Stage:
         """
         mine = {**self.conf, **(conf or {})}
         env = {"EVENTS": str(self.events), "STAGE": json.dumps([self._file, mine])}
-        options = {"name": f"w{len(self.workers) + 1}", "cwd": self._folder, **options}
+        options = {"name": f"w{next(self._numbers)}", "cwd": self._folder, **options}
         worker = Worker("support.stage", env={**env, **options.pop("env", {})}, **options)
         self.workers.append(worker)
         return self._stack.enter_context(worker)
@@ -261,7 +272,9 @@ def stage(file: str, folder: Path, *, nodes: int = 5, **conf: Any) -> Iterator[S
         **conf: Settings of the app, which win over those of the stage.
     """
     with ExitStack() as stack:
-        broker, *farm = stack.enter_context(servers(nodes + 1))
+        needs_server = not {"broker_url", "result_backend"} <= {*conf}
+        farm = stack.enter_context(servers(nodes + needs_server))
+        broker = farm.pop(0) if needs_server else None
         it = Stage(file, folder, broker, farm, conf)
         stack.callback(it.close)
         if farm and "redlock_nodes" not in conf:

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +31,8 @@ __all__ = ["CeleryProcess", "Worker"]
 
 SUPPORT = Path(__file__).parents[1]
 CAN_PEEK = hasattr(os, "waitid")  # macOS has it from Python 3.13 on
+#: How often a worker is started at most whose name a broker has not let go of.
+TRIES = 5
 
 
 class CeleryProcess:
@@ -67,6 +70,7 @@ class CeleryProcess:
         self.log_path = Path(self._folder.name, "log")
         self._process: subprocess.Popen[bytes] | None = None
         self._last_log: str | None = None
+        self._tries = 0
 
     def __enter__(self) -> Self:
         try:
@@ -106,6 +110,11 @@ class CeleryProcess:
 
     def start(self) -> None:
         """Start it and wait for its line *ready*."""
+        self._tries = TRIES
+        self._launch()
+        eventually(self._has_started, "sign of readiness", timeout=self._start_timeout)
+
+    def _launch(self) -> None:
         with self.log_path.open("ab") as log:
             self._process = popen(
                 self.command,
@@ -117,7 +126,6 @@ class CeleryProcess:
                 start_new_session=True,
             )
         reaper.watch(self._folder.name, self.pid, group=True, folder=Path(self._folder.name))
-        eventually(self._has_started, "sign of readiness", timeout=self._start_timeout)
 
     def _environment(self) -> dict[str, str]:
         path = os.pathsep.join(filter(None, [str(SUPPORT), os.environ.get("PYTHONPATH")]))
@@ -127,7 +135,13 @@ class CeleryProcess:
     def _has_started(self) -> bool:
         if self._ready.search(self.log()):
             return True
-        assert self.alive, f"{' '.join(self.command)} has ended:\n{self.log()}"
+        if self.alive:
+            return False
+        self._tries -= 1
+        is_locked = self._tries and "RESOURCE_LOCKED" in self.log()
+        assert is_locked, f"{' '.join(self.command)} has ended:\n{self.log()}"
+        time.sleep(1.0)  # RabbitMQ has not noticed yet that one of this name is no more
+        self._launch()
         return False
 
     def log(self) -> str:

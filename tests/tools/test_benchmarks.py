@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
     ("benchmark", "rows", "targets", "cycles"),
     [
         ("lock_cycle", 66, 11, 4),
+        ("awaited", 8, 3, 4),
         ("contention", 48, 0, 4),
         ("publish", 15, 4, 4),
         ("queue", 19, 6, 4),

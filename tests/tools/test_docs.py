@@ -178,7 +178,9 @@ def test_code_can_be_copied(site):
 def test_the_reference_has_every_error_and_event(reference):
     for name in errors.__all__:
         assert f"exception celery_redlock.errors.{name}" in reference["errors"], name
-    assert re.search(r"LockNotAcquired\n\s+LockTaken\n\s+QuorumUnavailable", reference["errors"])
+    assert re.search(
+        r"LockNotAcquired\n\s+LockTaken\n\s+RateExceeded\n\s+QuorumUnavailable", reference["errors"]
+    )
     assert "eight characters, which prove nothing" in " ".join(reference["errors"].split())
     kinds = [getattr(events, name) for name in events.__all__]
     kinds = [k for k in kinds if isinstance(k, type) and issubclass(k, events.Event)]

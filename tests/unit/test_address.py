@@ -7,7 +7,7 @@ import redis
 from redis.sentinel import Sentinel
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.lock.nodes.address import addresses_of, hide_password
+from celery_redlock.lock.nodes.address import address_of, addresses_of, hide_password
 
 THREE = ["redis://a", "redis://b", "redis://c"]
 
@@ -61,6 +61,10 @@ def test_nodes_keep_their_order():
         ([*THREE[:2], "redis://a:6379/0"], "names a:6379/0 more than once"),
         (["redis://localhost", "redis://127.0.0.1", "redis://b"], "more than once"),
         (["amqp://a"], "'amqp://a' is not a URL of a Redis server"),
+        (["mysql://u:p@a/b"], "nor of a database: those begin with one of redis://"),
+        (["pgsql://a/b"], "postgresql://, "),
+        (["db+postgresql+psycopg2://u:p@a/b"], "without db+ it is one of a database"),
+        (["redis+cluster://a/x"], "a Redis Cluster: what follows the host is"),
         (["a:6379"], "is not a URL"),
         (["redis://a:port"], "is not a URL"),
         (["redis://a/locks"], "what follows the host is the number of a database"),
@@ -93,6 +97,7 @@ def test_a_wrong_list_of_nodes_is_refused(nodes, message):
         "redis://:my@b?secret=1@a:6379",
         "redis://a?colour=red&password=my@secret",
         "amqp://a?password=secret",
+        "db+postgresql://user:secret@a/b",
         {"sentinels": ["redis://:secret@s:port"], "service": "x"},
     ],
 )
@@ -177,3 +182,43 @@ def test_a_sentinels_port_may_be_left_out(sentinel, host, port):
     (address,) = addresses_of([{"sentinels": [sentinel], "service": "lock-1"}])
     kwargs = address._sentinels[0].connection_pool.connection_kwargs
     assert (kwargs["host"], kwargs["port"]) == (host, port)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected", "table"),
+    [
+        (
+            "postgresql://u@db/app?options=-c%20a%3Db&schema=s&password=a+b%20c",
+            "postgresql://u@db/app?options=-c%20a%3Db&password=a+b%20c",
+            "s.celery_redlock",
+        ),
+        (
+            "postgresql://u:a#b@db/app?sslmode=require&table=t",
+            "postgresql://u:a#b@db/app?sslmode=require",
+            "t",
+        ),
+        ("sqlite:////tmp/a%20b#c.db?commit=async", "sqlite:////tmp/a%20b#c.db", "celery_redlock"),
+    ],
+)
+def test_what_is_not_ours_of_the_url_of_a_database_is_left_as_it_is(url, expected, table):
+    address = address_of(url)
+    assert address._url == expected
+    assert address.label.endswith(f"/{table}")
+
+
+@pytest.mark.parametrize("option", ["mode=ro", "schema=locks"])
+def test_the_url_of_a_file_has_no_options_of_another_program(option):
+    with pytest.raises(ConfigurationError, match="none of these options"):
+        address_of(f"sqlite:////tmp/a.db?{option}")
+
+
+def test_a_file_is_one_node_whichever_way_leads_there(tmp_path):
+    (tmp_path / "link.db").symlink_to(tmp_path / "locks.db")
+    ways = ("locks.db", "link.db", f"../{tmp_path.name}/locks.db")
+    assert len({address_of(f"sqlite:///{tmp_path}/{way}").label for way in ways}) == 1
+
+
+@pytest.mark.parametrize("scheme", ["postgresql+psycopg2", "postgres+asyncpg", "PostgreSQL+x"])
+def test_a_driver_of_sqlalchemy_is_none_of_our_business(scheme):
+    (address,) = addresses_of([f"{scheme}://u@db/app"])
+    assert address.label == "postgresql/app/celery_redlock"

@@ -808,6 +808,34 @@ def test_a_window_that_outlasts_results_is_warned_of(app, caplog, expires, optio
 
 
 @pytest.mark.parametrize(
+    ("setting", "options", "warned"),
+    [
+        (None, {"max_deliveries": 3}, True),
+        (None, {"max_deliveries": 3, "acks_late": True}, False),
+        (None, {}, False),
+        (3, {}, False),  # it is meant for the others
+    ],
+)
+def test_a_count_of_deliveries_that_never_come_is_warned_of(app, caplog, setting, options, warned):
+    app.conf.redlock_max_deliveries = setting
+    app.conf.redlock_nodes = ["redis://127.0.0.1"]
+    task = declare(app, **options)
+    task.check_lock()
+    assert (f"{task.name}: max_deliveries has no effect" in caplog.text) is warned
+    assert ("set acks_late=True" in caplog.text) is warned
+
+
+@pytest.mark.parametrize("by_setting", [True, False])
+@pytest.mark.parametrize("limit", [None, 1])
+def test_a_count_of_copies_that_run_beside_each_other_is_warned_of(app, caplog, by_setting, limit):
+    app.conf.redlock_max_deliveries = 3 if by_setting else None
+    options = {} if by_setting else {"max_deliveries": 3}
+    declare(app, acks_late=True, lock_rate="5/s", lock_limit=limit, **options).check_lock()
+    words = "max_deliveries counts copies that run beside each other, as lock_limit=None"
+    assert (words in caplog.text) is (limit is None)
+
+
+@pytest.mark.parametrize(
     ("bases", "is_warned"),
     [
         (lambda own: (RedlockTask,), True),

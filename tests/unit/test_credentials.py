@@ -97,6 +97,25 @@ def test_a_database_takes_them_and_a_file_does_not(node, expected):
 
 
 @pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("postgresql://u:a%s3cret@db/app", "invalid percent-encoded token"),
+        ("postgresql://u:a%00s3cret@db/app", "forbidden value %00"),
+        ("postgresql://u:a/s3cret@db/app", "write @ / ? % as"),
+        ("postgresql://u:a@s3cret@db/app", "write @ / ? % as"),
+        ("postgresql://u:a?s3cret@db/app?schema=x", "redlock_nodes"),
+        ("postgresql://u:a\u2100s3cret@db/app?nonsense=1", '"nonsense"'),
+        ("postgresql://db/app?table=a@s3cret", "must be a name"),
+    ],
+)
+def test_a_password_that_makes_no_url_is_in_no_error(url, expected):
+    with pytest.raises(ConfigurationError) as raised:
+        address_of(url)
+    assert expected in str(raised.value)
+    assert "s3cret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
     "url", ["postgresql://u:s3cret@db/app", "postgresql://db/a?password=s3cret"]
 )
 def test_no_text_about_a_database_has_its_password(url):
@@ -105,7 +124,7 @@ def test_no_text_about_a_database_has_its_password(url):
     assert "s3cret" not in f"{address!r} {address.label} {shown(url)} {vars(address).keys()}"
     assert "s3cret" not in f"{Redlock([url])!r} {Settings(nodes=[url], rules=Rules())!r}"
     more = "&" if "?" in url else "?"
-    for wrong in (f"{url}{more}nonsense=1", url.replace("//", "//[", 1), f"{url}{more}table=a;b"):
+    for wrong in (f"{url}{more}nonsense=1", url.replace("db/", "[db/"), f"{url}{more}table=a;b"):
         with pytest.raises(ConfigurationError) as raised:
             address_of(wrong)
         assert "s3cret" not in str(raised.value)

@@ -326,6 +326,11 @@ def test_a_database_has_findings_of_its_own(settings, database, expected):
         ("FATAL: sorry, too many clients already", "database-down", "no more connections"),
         ("connection refused", "database-down", "It does not answer"),
         ("/locks.db: unable to open database file", "database-down", "cannot be opened"),
+        ("/l.db: attempt to write a readonly database", "database-down", "may not be written"),
+        ("/l.db: file is not a database", "database-down", "is not SQLite's"),
+        ("/l.db: database or disk is full", "database-down", "Its disk is full"),
+        ("could not extend file: No space left on device", "database-down", "Its disk is full"),
+        ("canceling statement due to lock timeout", "database-down", "to themselves"),
     ],
 )
 def test_a_database_that_cannot_be_asked(problem, code, said):

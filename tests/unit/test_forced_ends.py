@@ -21,6 +21,7 @@ from kombu.serialization import registry
 from celery_redlock import ConfigurationError, RedlockTask
 from celery_redlock.lock.algorithm.effects import Sleep
 from celery_redlock.lock.algorithm.results import ReleaseOutcome
+from celery_redlock.lock.records import rate_name
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.waiting.waiting import LEAVE, WAIT, wait_request
 from celery_redlock.plugin import Plugin, plugin_for
@@ -232,6 +233,12 @@ def test_a_child_that_waited_for_its_lock_waits_no_more(app):
     assert [leave.arguments[0] for leave in app.locks.told] == names
 
 
+def test_so_does_one_that_waited_for_a_start(app):
+    fail(deliver(app, declare(app, lock_rate="5/s")), LOST)
+    lines = {leave.keys[0] for leave in app.locks.told}
+    assert lines == {b"redlock:line:seven", b"redlock:line:" + rate_name("seven").encode()}
+
+
 @pytest.mark.parametrize("execution", [EXECUTION, "1" * 32])
 def test_an_execution_that_runs_elsewhere_is_not_over(app, execution):
     """Only the copy was lost, that waited for it: what is remembered is for the first to say."""
@@ -331,6 +338,22 @@ def test_of_a_thousand_places_those_are_released_that_it_has(app, silent):
     fail(request, LOST)
     released = [d[1] for d in app.locks.done if d[0] == "release"]
     assert released == ["seven#7"] if silent == 1 else len(released) == 999
+
+
+def test_its_call_says_on_how_many_places_it_may_be(app):
+    """And what its start counts for stands: no place of the rate is among them."""
+    task = declare(app, lock_limit=lambda _task, args, _kwargs: len(args[0]), lock_rate="9/s")
+    request = deliver(app, task)
+    app.locks.silent, app.locks.outcomes = 5, [ReleaseOutcome.UNKNOWN] * 30
+    fail(request, LOST)
+    released = {d[1] for d in app.locks.done if d[0] == "release"}
+    assert released == {"seven", "seven#1", "seven#2", "seven#3", "seven#4"}
+
+
+def test_where_only_starts_are_counted_nothing_is_released(app):
+    task = declare(app, lock_limit=None, lock_rate="9/s")
+    fail(deliver(app, task), LOST)
+    assert not [d for d in app.locks.done if d[0] == "release"]
 
 
 def test_all_its_places_are_tried_for_as_long_as_a_lease(app):

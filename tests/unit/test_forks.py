@@ -6,6 +6,10 @@ import os
 
 import pytest
 
+from celery_redlock.lock.algorithm.effects import Send, Sleep
+from celery_redlock.lock.driver import Driver
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.waiting.waiting import leave_request
 from celery_redlock.process import forks
 
 
@@ -70,3 +74,51 @@ def test_a_stage_that_fails_keeps_no_other_from_its_turn(noted, tmp_path):
     assert told.read_text() == repr(
         sorted(map(str, [("log", "in_child"), "one", "other", ("plugin", "in_child")]))
     )
+
+
+class Told:
+    """In place of the connections: notes what would be sent."""
+
+    labels = ("one",)
+
+    def __init__(self):
+        self.sent = []
+
+    def tell(self, a_round, _skip):
+        self.sent.append(a_round)
+
+
+def steps():
+    try:
+        yield Sleep(1.0)
+    except GeneratorExit:
+        raise
+    except BaseException:
+        yield Send(leave_request(Rules(), "it", "me"))
+        raise
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.parametrize("how", ["interrupted", "goes on"])
+@pytest.mark.parametrize("forks", [True, False])
+def test_a_child_sends_nothing_of_what_its_parent_began(forks, how):
+    """And who has not forked does."""
+    told = Told()
+
+    def sleep(_seconds):
+        pid = os.fork() if forks else 0
+        if pid == 0 and (how == "interrupted" or not forks):
+            raise SystemExit
+        if pid:
+            assert os.waitpid(pid, 0)[1] == 0
+
+    parent, error = os.getpid(), None
+    try:
+        Driver(told, sleep).drive(steps())
+    except (SystemExit, RuntimeError) as caught:
+        error = caught
+    finally:
+        if os.getpid() != parent:
+            expected = SystemExit if how == "interrupted" else RuntimeError
+            os._exit(0 if isinstance(error, expected) and not told.sent else 1)
+    assert (error is None, len(told.sent)) == ((True, 0) if forks else (False, 1))

@@ -103,8 +103,17 @@ def ears(nodes):
     eventually(lambda: not listening(), "end of all threads")
 
 
+class Registered(ThreadWaiting):
+    """One that sleeps on when it is to be registered again, and counts that."""
+
+    registrations = 0
+
+    def register_again(self):
+        self.registrations += 1
+
+
 def wait_for(ears, line=LINE):
-    waiting = ThreadWaiting(line, 1.7e9)
+    waiting = Registered(line, 1.7e9)
     ears.enter(waiting)
     return waiting
 
@@ -122,6 +131,22 @@ def test_nothing_is_connected_before_somebody_waits(ears, nodes):
     channel = f"redlock:wake:{ears.channel()}".encode()
     assert nodes[0].made[0].sent == [("SUBSCRIBE", channel)]
     assert len(listening()) == 3
+
+
+def test_all_are_registered_again_once_a_node_can_be_heard(ears, nodes):
+    """Releases before that have taken them out of its line; also while it was away."""
+    for node in nodes:
+        node.first = (ConnectionError("no answer"),)
+    everybody = [wait_for(ears, line) for line in (LINE, LINE, OTHER)]
+    eventually(lambda: all(node.made[2:] for node in nodes), "some tries")
+    assert [one.registrations for one in everybody] == [0, 0, 0]
+    for known, node in enumerate(nodes, start=1):
+        node.first = (SUBSCRIBED,)
+        eventually(lambda n=known: {one.registrations for one in everybody} == {n}, "one more")
+    nodes[1].made[-1].replies.put(ConnectionError("gone"))
+    eventually(lambda: {one.registrations for one in everybody} == {4}, "the node again")
+    look_again(nodes)
+    assert {one.registrations for one in everybody} == {4}
 
 
 def test_what_the_nodes_say_wakes_who_waits(ears, nodes):
@@ -325,3 +350,15 @@ def test_one_node_is_a_majority_of_one():
     node.say()
     assert one.wait(60)
     ears.close()
+
+
+def test_who_waits_already_is_woken_after_a_close_once_somebody_listens(ears, nodes):
+    waiting = wait_for(ears)
+    eventually(lambda: all(node.made and node.made[-1].sent for node in nodes), "subscriptions")
+    ears.close()
+    eventually(lambda: not listening(), "end of all threads")
+    ears.listen()
+    for node in nodes:
+        eventually(lambda node=node: len(node.made) > 1, "another connection")
+        node.say()
+    assert waiting.wait(60.0)

@@ -168,9 +168,9 @@ BOTH = ("a", "bill:{invoice_id}")
     ("options", "words"),
     [
         ({"lock_key": BOTH, "unique_until": "started"}, "unique_until='started' reserves one name"),
-        ({"lock_key": BOTH, "lock_limit": (1, 2, 3)}, r"lock_limit=.* has 3 numbers .* 2 names"),
-        ({"lock_key": "a", "lock_limit": (1, 2)}, "2 numbers .* 1 names; give one number for each"),
-        ({"lock_limit": (1, 2)}, "2 numbers"),
+        ({"lock_key": BOTH, "lock_limit": (1, 2, 3)}, r"lock_limit=.* has 3 values .* 2 names"),
+        ({"lock_key": "a", "lock_limit": (1, 2)}, "2 values .* 1 names; give one value for each"),
+        ({"lock_limit": (1, 2)}, "2 values"),
     ],
 )
 def test_options_that_do_not_fit_several_names_are_refused(app, options, words):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from celery import Celery
 
 from celery_redlock import ConfigurationError, LockTaken, RedlockTask, current_lock
-from celery_redlock.lock.algorithm.effects import Ask
+from celery_redlock.lock.algorithm.acquiring import acquire
+from celery_redlock.lock.algorithm.effects import Ask, Send
 from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import line_key, place_name
@@ -98,6 +100,49 @@ def test_a_message_that_is_delivered_again_does_not_run_beside_itself(nodes):
             locks.take(of(one))
         assert refused.value.holder["execution"] == one
     assert locks.take(of("f" * 32)).place != held.place
+
+
+@pytest.mark.parametrize("looks_at", [0, 1000], ids=["off", "on"])
+def test_nor_where_the_lock_had_more_places_when_it_began(nodes, looks_at):
+    """As by a plan that was changed; it is found where a majority has it."""
+    one, few = "e" * 32, {"limit": 1, "looks_at": looks_at}
+    began = nodes.locks.take(replace(of(one), name=place_name("api", 6), limit=1))
+    if looks_at:
+        with pytest.raises(LockTaken) as refused:
+            nodes.locks.take(replace(of(one), **few))
+        assert refused.value.holder["execution"] == one
+        for node in nodes.nodes[:2]:
+            node.deny("DEL")
+        nodes.locks.give_back(began)
+        for node in nodes.nodes[:2]:
+            node.up()
+    held = nodes.locks.take(replace(of(one), **few))
+    assert held.place == 0
+    nodes.locks.give_back(held)
+    assert nodes.locks.take(replace(of("f" * 32), **few)).place == 0
+
+
+def test_where_it_had_a_place_once_that_ends_meanwhile_it_is_granted_none(nodes):
+    """Its lease ends between the look at all places and the attempt; another has the only one."""
+    locks, one = nodes.locks, "e" * 32
+    began = locks.take(replace(of(one), name=place_name("api", 6), limit=1))
+    other = locks.take(replace(of("f" * 32), limit=1))
+    steps = acquire(locks.participant, replace(of(one), limit=1, looks_at=1000))
+    step, asked = next(steps), 0
+    with pytest.raises(LockTaken) as refused:
+        while True:
+            answer = None
+            if isinstance(step, Ask):
+                answer, asked = locks.driver.ask(step), asked + 1
+            elif isinstance(step, Send):
+                locks.driver.tell(step.request, step.skip)
+            if asked == 1:
+                locks.give_back(began)
+            step = steps.send(answer)
+    assert refused.value.holder["execution"] == other.lease.info["execution"]
+    assert nodes.holder(place_name("api", 6)) is None
+    locks.give_back(other)
+    assert locks.take(replace(of(one), limit=1, looks_at=1000)).place == 0
 
 
 def test_nor_is_it_refused_for_another_one_where_no_place_is_free(nodes):

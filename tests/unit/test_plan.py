@@ -23,6 +23,15 @@ def test_a_conflict_meets_its_policy(policy):
     assert plan(options, Situation.TAKEN) == policy
 
 
+@pytest.mark.parametrize("policy", ON_CONFLICT)
+def test_the_last_call_of_a_burst_is_not_skipped_for_a_conflict(policy):
+    """The calls before it have ended for it; what is to happen otherwise happens."""
+    options = replace(OPTIONS, on_conflict=policy, on_unavailable=policy)
+    last = plan(options, Situation.TAKEN, is_last=True)
+    assert isinstance(last, SetAside) if policy == Skip() else last == policy
+    assert plan(options, Situation.UNAVAILABLE, is_last=True) == policy
+
+
 @pytest.mark.parametrize("policy", ON_UNAVAILABLE)
 def test_no_quorum_meets_its_policy(policy):
     """Likewise, and with merged duplicates too: nobody knows of a run before it."""
@@ -74,3 +83,22 @@ def test_a_full_queue_has_a_policy_of_its_own(then, expected):
     full = replace(OPTIONS, on_conflict=Queue(max_waiting=1, then=then))
     assert plan(full, Situation.TAKEN, is_full=True) == expected
     assert plan(OPTIONS, Situation.TAKEN, is_full=True) == OPTIONS.on_conflict
+
+
+@pytest.mark.parametrize("more", [{}, {"is_eager": True}, {"reschedules": 9}, {"is_full": True}])
+@pytest.mark.parametrize(
+    "policy", [Skip(), Fail(), Retry(), Reschedule(max_reschedules=3), Queue()]
+)
+@pytest.mark.parametrize("reruns", [False, True])
+def test_over_its_rate_it_is_as_taken(policy, more, reruns):
+    word = "rerun" if reruns else "join"
+    options = replace(OPTIONS, on_conflict=policy, on_duplicate=word)
+    assert plan(options, Situation.OVER_RATE, **more) == plan(options, Situation.TAKEN, **more)
+
+
+@pytest.mark.parametrize("more", [{}, {"is_eager": True}, {"is_full": True}])
+def test_what_was_started_too_often_fails_whatever_the_policies(more):
+    """Another start may kill another worker."""
+    options = replace(OPTIONS, on_conflict=Queue(), on_unavailable=RunUnlocked())
+    for one in (options, replace(options, on_duplicate="rerun")):
+        assert plan(one, Situation.TOO_OFTEN, **more) == Fail()

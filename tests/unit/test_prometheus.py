@@ -169,6 +169,7 @@ def test_what_a_rule_waits_for_begins_with_zero():
 REPORTED = [
     (taken(events.TaskSkipped, "redelivered", report=True), "redelivered"),
     (taken(events.TaskRetried, "conflict", countdown=3.0, report=True), "conflict"),
+    (taken(events.TaskSkipped, "rate", report=True), "rate"),
     (events.LeaseLost(NAME, "deadline", **WHO, report=True), "lost"),
     (events.DuplicatePublished(NAME, "shop.bill", "1", "join", report=True), "duplicate"),
 ]

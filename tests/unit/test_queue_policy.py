@@ -14,7 +14,7 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.waiting.waiting import LEAVE, NO_CHANNEL, WAIT
 from celery_redlock.task.execution import delay as delaying
 from celery_redlock.task.execution import refused as refusing
-from celery_redlock.task.execution.begin import Refused
+from celery_redlock.task.execution.begun import Refused
 from celery_redlock.task.execution.claim import Claim
 from celery_redlock.task.execution.outcome import DeliveryOver, Outcome
 from celery_redlock.task.execution.plan import Situation

@@ -27,7 +27,7 @@ from celery_redlock import (
 )
 from celery_redlock.events import TaskRescheduled, TaskSkipped
 from celery_redlock.plugin import plugin_for
-from celery_redlock.task.execution.begin import Refused
+from celery_redlock.task.execution.begun import Refused
 from celery_redlock.task.execution.claim import Claim
 from celery_redlock.task.execution.delay import delay
 from celery_redlock.task.execution.outcome import Outcome
@@ -456,12 +456,12 @@ def test_whatever_followed_a_skipped_task_is_revoked(app, published, shape, task
 
 def test_a_chain_may_go_on_with_the_skipped_value(app, published):
     task = declare(app, on_conflict="skip", chain_on_skip="continue")
-    rest = [{"task": "shop.next", "options": {"task_id": "next"}}]
+    rest = [{"task": "shop.next", "options": {"task_id": "next of a chain"}}]
     request = delivery(task, chain=rest, callbacks=[{"task": "shop.link"}])
     result, _ = act(task, request, TAKEN)
     assert result["skipped"] == "conflict"
     assert (request.chain, request.callbacks) == (rest, [{"task": "shop.link"}])
-    assert app.AsyncResult("next").state == "PENDING"
+    assert app.AsyncResult("next of a chain").state == "PENDING"
 
 
 def begun(app, published, shape):

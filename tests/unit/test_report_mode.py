@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import itertools
 from dataclasses import replace
@@ -101,6 +102,31 @@ def keys(app, node=0):
 def nested(inner):
     todo = [inner]
     return lambda task: todo.pop()(task) if todo else "ran"
+
+
+def test_to_count_deliveries_takes_no_time_from_the_note(app):
+    """Where both do not fit into one answer's time, nothing would be known of the lock."""
+    for node in app.quorum.nodes:
+        node.slow(0.7 * app.conf.get("redlock_node_timeout", 0.05))
+    task = declare(app, acks_late=True, max_deliveries=3)
+    assert deliver(task, "k") == "ran"
+    assert reported(app) == []
+
+
+def test_a_message_that_kills_its_worker_is_reported_and_runs_on(app):
+    ran = []
+
+    def kill(_task):
+        ran.append(1)
+        raise SystemExit
+
+    task = declare(app, kill, acks_late=True, max_deliveries=2)
+    for _ in range(4):
+        with contextlib.suppress(SystemExit):
+            deliver(task, "k", task_id="one", delivery_info={"redelivered": True})
+        app.quorum.clock.tick(task.app.conf.get("redlock_ttl", 30.0) * 2)  # its lock is nobody's
+    assert [event.cause for event in reported(app, events.TaskRefused)] == ["deliveries"] * 2
+    assert len(ran) == 4
 
 
 # -- what the body sees --------------------------------------------------------------------------

@@ -11,10 +11,19 @@ import time
 
 import pytest
 
-from celery_redlock.lock.waiting.room import BELATED, MOST_HINTS, Room, ThreadWaiting, Waiting
+from celery_redlock.lock.algorithm.waiter import COMES_EVERY
+from celery_redlock.lock.waiting.room import (
+    BELATED,
+    CANNOT_RUN,
+    GONE,
+    MOST_HINTS,
+    Room,
+    ThreadWaiting,
+    Waiting,
+)
 from support.fakes import FakeClock
 
-LINE = b"redlock:line:a"
+LINE, OTHER = b"redlock:line:a", b"redlock:line:b"
 #: Of the first node, and of each of the others; exact in binary, as the clock's beginning.
 ROUND_TRIP, OF_OTHERS = 2**-6, 2**-4
 
@@ -22,10 +31,13 @@ ROUND_TRIP, OF_OTHERS = 2**-6, 2**-4
 class Sleeper(Waiting):
     def __init__(self, since=0.0, line=LINE):
         super().__init__(line, since)
-        self.wakes = []
+        self.wakes, self.registered = [], []
 
     def wake(self, after):
         self.wakes.append(after)
+
+    def register_again(self):
+        self.registered.append(self)
 
 
 @pytest.fixture
@@ -292,6 +304,51 @@ def test_the_oldest_of_each_lock_comes_by_itself(room):
     assert room.is_oldest(late)  # as of a thread whose process was forked
 
 
+def seat_threads(room, clock, *since):
+    threads = [ThreadWaiting(LINE, moment, clock) for moment in since]
+    for one in threads:
+        room.enter(one)
+    return threads
+
+
+def test_who_has_not_run_for_long_keeps_nobody_waiting(room, clock):
+    """Its loop is blocked, stopped or closed; what is free is the next one's, until it runs."""
+    blocked, other = seat_threads(room, clock, 0.0, 1.0)
+    clock.advance(CANNOT_RUN)
+    assert not room.is_oldest(other)
+    clock.advance(CANNOT_RUN / 64)
+    assert room.is_oldest(other)
+    released(room, 0, 1, 2)
+    assert (blocked.was_woken(), other.was_woken()) == (False, True)
+    other.is_woken = False
+    room.free(LINE, 1)
+    assert (blocked.was_woken(), other.was_woken()) == (False, True)
+    assert room.is_oldest(blocked)
+    assert not room.is_oldest(other)
+
+
+def test_who_is_awake_hears_what_its_neighbour_cannot(room, clock):
+    """It tries in vain just now, and may have to once more."""
+    blocked, other = seat_threads(room, clock, 0.0, 1.0)
+    clock.advance(CANNOT_RUN + 1)
+    assert room.is_oldest(other)
+    for _ in range(2):
+        released(room, 0, 1, 2)
+        assert (blocked.was_woken(), other.was_woken()) == (False, True)
+
+
+def test_a_waiter_sleeps_for_less_than_it_may_not_run():
+    assert CANNOT_RUN == 2 * COMES_EVERY
+
+
+def test_who_is_gone_for_good_is_not_listened_for(room, clock):
+    seat_threads(room, clock, 0.0)
+    clock.advance(GONE)
+    assert not room.is_empty
+    clock.advance(GONE / 64)
+    assert room.is_empty
+
+
 def test_a_room_is_empty_when_all_have_left(room):
     assert room.is_empty
     one, other = seat(room, 0.0, 1.0)
@@ -299,6 +356,21 @@ def test_a_room_is_empty_when_all_have_left(room):
     assert not room.is_empty
     room.leave(other)
     assert room.is_empty
+
+
+def test_all_are_registered_again_the_oldest_at_last(room):
+    """It tries, and if it is granted the lock may release it before the others are in line."""
+    registered = []
+    sleepers = [*seat(room, 2.0, 1.0), *seat(room, 3.0, line=OTHER)]
+    gone, *others = sleepers
+    for one in sleepers:
+        one.registered = registered
+    room.leave(gone)
+    seat(room, 4.0)[0].registered = registered
+    room.register_all()
+    assert [one.since for one in registered if one.line == LINE] == [4.0, 1.0]
+    assert set(others) < set(registered)
+    assert [one.wakes for one in registered] == [[], [], []]
 
 
 # -- threads ----------------------------------------------------------------------------
@@ -356,6 +428,26 @@ def test_the_earliest_of_several_counts(thread, clock):
     assert thread.wait(600.0)
     clock.advance(5.0)
     assert not thread.wait(0.0)
+
+
+def test_who_is_to_register_again_sleeps_no_longer(thread):
+    """It was not woken, however: it is to try only if it is the oldest."""
+    thread.register_again()
+    assert not thread.wait(600.0)
+    thread.wake(0.0)
+    assert thread.wait(600.0)
+    thread.is_to_register = False
+    assert not thread.wait(0.0)
+
+
+def test_who_is_to_register_again_as_it_sleeps_wakes_up():
+    thread, heard = ThreadWaiting(LINE, 0.0), []
+    sleeps = threading.Thread(target=lambda: heard.append(thread.wait(600.0)), daemon=True)
+    sleeps.start()
+    time.sleep(0.05)  # most likely it sleeps by now; if not, this is the test above
+    thread.register_again()
+    sleeps.join(timeout=60)
+    assert heard == [False]
 
 
 def test_a_thread_is_woken_until_it_waits_again(room, clock):

@@ -108,6 +108,7 @@ def test_the_defaults_are_those_of_the_documentation():
         "on_lock_lost": "abort",
         "fence": True,
         "dedup_ttl": 3600.0,
+        "max_deliveries": None,
         "key_headers": (),
         "max_ttl": 60.0,
         "node_timeout": 0.05,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from celery_redlock import LockTaken, QuorumUnavailable
-from celery_redlock.lock.algorithm.acquiring import LONGEST_PAUSE
+from celery_redlock.lock.algorithm.acquiring import LONGEST_PAUSE, SHORTEST_PAUSE
 from celery_redlock.lock.algorithm.effects import Sleep
 from celery_redlock.lock.algorithm.request import LockRequest, MarkerStands
 from celery_redlock.lock.algorithm.several import acquire_all
@@ -47,6 +47,17 @@ def in_each_pause(nodes, do):
     driver._sleep = pause
     yield
     driver._sleep = sleep
+
+
+def test_a_start_alone_is_reported_as_its_grant(nodes):
+    """Else nothing would count what only has a rate; with a lock, the lock is reported alone."""
+    granted = []
+    nodes.locks.notify = lambda event: granted.append(event.name)
+    start = LockRequest("a#rate", 10.0, 0.0, limit=3, stands=True)
+    nodes.locks.take_all([start])
+    assert granted == ["a#rate"]
+    nodes.locks.take_all([LockRequest("a", 10.0), start])
+    assert granted == ["a#rate", "a"]
 
 
 def test_all_are_held_or_none(nodes):
@@ -227,6 +238,48 @@ def test_who_waits_for_one_comes_as_who_waits_for_a_lock_alone():
     assert drive.clock() - began == pytest.approx(NOTED_EVERY)
 
 
+class DriveStart(DriveBoth):
+    """The request for a lock, and for a start that counts."""
+
+    def _steps(self, wanted):
+        start = replace(wanted, name="a", stands=self.stands, fence=False)
+        return acquire_all(self.client, [start, replace(wanted, name="z")])
+
+    def __init__(self, *, stands=True, **wanted):
+        self.stands = stands
+        super().__init__(**wanted)
+
+
+def test_a_start_is_asked_for_last():
+    """So that a refused lock costs none; twin: two locks go by their names."""
+    DriveStart(wait=10.0).expect("z", FREE).expect("a", TAKEN)
+    DriveStart(wait=10.0, stands=False).expect("a", FREE).expect("z", TAKEN)
+
+
+@pytest.mark.parametrize("stands", [True, False])
+def test_who_starts_has_the_next_one_look_when_a_place_lapses(stands):
+    """Nobody releases it. Who gets a lock need not: its release wakes the next one."""
+    drive, (first, last) = DriveStart(stands=stands, wait=10.0), "za" if stands else "az"
+    drive.expect(first, FREE).expect(last, TAKEN).go_on_to(Sleep)
+    line = f"redlock:line:{last}".encode()
+    others = [drive.client.listener.enter_thread(line, 1.8e9 + late) for late in range(2)]
+    drive.wake().expect(first, FREE).expect(last, FREE)
+    while drive.step is not None:
+        drive.go_on()
+    assert drive.lease
+    assert [one.is_woken for one in others] == [stands, False]
+
+
+def test_a_start_that_lapses_is_waited_for():
+    drive = DriveStart(wait=10.0)
+    lapses = [refused(ttl=0.04)] * 3
+    for _ in range(4):
+        drive.expect("z", FREE).expect("a", lapses).go_on_to(Sleep)
+        assert drive.step.seconds <= 0.04 + SHORTEST_PAUSE
+        assert "release z" in drive.words()  # others may have it meanwhile
+        drive.go_on()
+
+
 @pytest.mark.parametrize("is_woken", [True, False])
 def test_who_is_out_of_time_leaves(is_woken):
     """After a last attempt, which may be the one that it was woken for."""
@@ -278,3 +331,38 @@ def test_who_is_interrupted_leaves_nothing(where):
     assert isinstance(drive.error, KeyboardInterrupt)
     assert drive.words() == left[where]
     assert drive.lines == []
+
+
+def go_one_step(drive, ballots):
+    if drive.is_asking:
+        drive.vote(*ballots.pop(0))
+    else:
+        drive.go_on()
+
+
+def test_who_is_interrupted_anywhere_gives_back_every_start_it_asked_for():
+    """Wherever that strikes: of what it was granted nothing has started."""
+    for steps in range(30):
+        ballots = [FREE, TAKEN, FREE, [granted(), refused("x"), refused("y")], FREE]
+        drive, asked = DriveStart(wait=10.0), set()
+        for _ in range(steps):
+            if drive.step is None:
+                break
+            if drive.is_asking:
+                asked.add(drive.token)
+            go_one_step(drive, ballots)
+        if drive.step is None:
+            assert drive.lease
+            assert len(asked) == 5
+            return
+        if drive.is_asking:
+            asked.add(drive.token)
+        drive.interrupt(KeyboardInterrupt())
+        while drive.step is not None:
+            drive.go_on()
+        assert isinstance(drive.error, KeyboardInterrupt)
+        released = {one.request.arguments[0].decode()
+                    for one in drive.told if one.request.script is RELEASE}  # fmt: skip
+        assert asked <= released, steps
+        assert drive.lines == []
+    pytest.fail("it never ends")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from celery import Celery
 
@@ -56,6 +58,46 @@ def test_other_locks_and_equal_limits_are_welcome(app, one, other):
     declare(app, "shop.one", **one)
     declare(app, "shop.other", **other)
     check_tasks(app)
+
+
+@pytest.mark.parametrize(
+    ("both", "own", "words"),
+    [
+        (
+            {"lock_key": "sms", "lock_limit": None, "lock_rate": "10/m"},
+            {"lock_rate": "100/m"},
+            r"share the starts of 'sms' with lock_rate='10/m' and lock_rate='100/m'",
+        ),
+        ({"lock_key": "i:{c}", "debounce": 5}, {"debounce": 9}, "have both debounce"),
+    ],
+)
+def test_rates_that_differ_and_bursts_of_two_tasks_are_warned_of(app, caplog, both, own, words):
+    """What the one may start the other does not count; a call of the one supersedes the other's."""
+    declare(app, "shop.one", **both)
+    declare(app, "shop.other", **{**both, **own})
+    check_tasks(app)
+    assert re.search(words, caplog.text)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"lock_rate": None},
+        {"debounce": None},
+        {"lock_key": "other:{c}"},
+        {"lock_mode": "report"},
+        {"lock_key": lambda task, args, kwargs: "i:0"},
+    ],
+)
+def test_a_rate_or_a_burst_of_one_task_alone_is_welcome(app, caplog, own):
+    both = {"lock_key": "i:{c}", "lock_rate": "10/m", "debounce": 5}
+    differs = {"lock_rate": "20/m"} if "lock_rate" not in own and "debounce" not in own else {}
+    declare(app, "shop.one", **both)
+    alone = {"debounce": None} if own == {"lock_rate": None} else {}
+    alone |= {"lock_rate": "10/m"} if own == {"debounce": None} else {}
+    declare(app, "shop.other", **{**both, **differs, **alone, **own})
+    check_tasks(app)
+    assert "share" not in caplog.text
 
 
 def test_fields_that_are_called_otherwise_are_warned_of(app, caplog):

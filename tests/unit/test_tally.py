@@ -65,6 +65,8 @@ def clock(monkeypatch):
     [
         (acquired(), 1, None),
         (refused(), 0, "conflict"),
+        (refused(cause="rate"), 0, "rate"),
+        (refused(events.TaskRefused, "deliveries"), 0, "deliveries"),
         (refused(events.TaskRefused, "unavailable"), 0, "unavailable"),
         (refused(events.TaskRetried, countdown=1.0), 0, "conflict"),
         (refused(events.TaskRescheduled, countdown=1.0, times=1), 0, "conflict"),

@@ -104,6 +104,15 @@ def test_it_is_one_and_the_same_however_often_it_joins(ears):
     assert len(ears.waiting) == 1
 
 
+def test_who_joins_again_is_heard_for_again(ears, monkeypatch):
+    """Somebody may have closed the locks meanwhile, and with them what listens."""
+    one, listened = One(ears), []
+    monkeypatch.setattr(ears, "listen", lambda: listened.append(True))
+    one.join()
+    one.join()
+    assert listened == [True]
+
+
 def test_two_that_wait_are_two(ears):
     names_of_them = {One(ears).join().arguments[0] for _ in range(10)}
     assert len(names_of_them) == len(ears.waiting) == 10
@@ -189,6 +198,39 @@ def test_it_sleeps_as_what_the_room_wakes(ears):
     ears.hear("k")
     assert next(one.waiter.pause(600.0, 600.0)).waiting is ears.waiting[0]
     assert ears.waiting[0].wait(600.0)
+
+
+@pytest.mark.parametrize("is_oldest", [True, False])
+def test_who_is_to_register_again_does_and_sleeps_on_unless_it_is_the_oldest(ears, is_oldest):
+    """That one tries: of what was released before it was heard, nobody was told."""
+    if not is_oldest:
+        seat(ears, LINE, NOW - 1)
+    one = One(ears)
+    first = one.join()
+    steps = one.waiter.pause(600.0, 600.0)
+    next(steps)
+    ears.room.register_all()
+    (own,) = (waiting for waiting in ears.waiting if waiting.since == NOW)
+    assert not own.wait(600.0)
+    if is_oldest:
+        with pytest.raises(StopIteration):
+            steps.send(False)
+    else:
+        assert steps.send(False).request == first
+        assert next(steps).seconds == COMES_EVERY
+    one.join()
+    assert not own.is_to_register
+
+
+def test_a_hint_has_it_try_although_it_is_to_register_again(ears):
+    seat(ears, LINE, NOW - 1)
+    one = One(ears)
+    one.join()
+    steps = one.waiter.pause(600.0, 600.0)
+    next(steps)
+    ears.room.register_all()
+    with pytest.raises(StopIteration):
+        steps.send(True)
 
 
 # -- leaving ----------------------------------------------------------------------------

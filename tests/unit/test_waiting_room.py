@@ -60,8 +60,9 @@ def app(monkeypatch):
 
     def vote(request):
         free = app.free if request.keys[4:] else 0
-        waited = clock.wall() - int(request.arguments[3]) / 1000.0
-        return Vote(VoteKind.GRANTED, amount=free, ttl=waited)
+        now = clock.wall()
+        waited = now - int(request.arguments[3]) / 1000.0
+        return Vote(VoteKind.GRANTED, amount=free, ttl=waited, node_now=now)
 
     app.vote = vote
 
@@ -773,6 +774,39 @@ def test_a_thread_that_waits_in_the_process_is_older_than_a_task(app):
     app.ears.leave(waiting)
     app.room.look()
     assert told(app) == ["wait"]
+
+
+def test_those_who_came_at_once_are_in_line_as_nodes_have_them(app):
+    """Or a process would wake another one than the node has taken out of its line."""
+    ids = [receive(app, "a", since=1001.0, task_id=str(number)) for number in range(20)]
+    in_order = sorted(who(request) for request in ids)
+    woken = []
+    for _ in ids:
+        oldest = app.ears.room.oldest(b"redlock:line:a")
+        woken.append(oldest.who)
+        app.room.leave(oldest)
+    assert woken == in_order
+
+
+def test_all_are_noted_again_once_a_node_can_be_heard(app, monkeypatch):
+    """With the next looks, some at a time, in the order in which they were; none is run."""
+    monkeypatch.setattr(registration, "MOST_AT_ONCE", 2)
+    requests = [receive(app, since=1001.0 + i, task_id=str(i)) for i in range(5)]
+    for task, ago in zip(app.room._waiting, (1.0, 5.0, 4.0, 3.0, 2.0), strict=True):
+        task.registered_at -= ago
+    app.told.clear()
+    app.ears.room.register_all()
+    app.room.wake()
+    noted = []
+    for _ in range(3):
+        app.room.look()
+        noted.append([request.arguments[0].decode() for request in app.told])
+        app.told.clear()
+    first, second, third, fourth, fifth = map(who, requests)
+    assert noted == [[second, third], [fourth, fifth], [first]]
+    app.room.look()
+    assert who_was_told_of(app) == [first]
+    assert app.ran == []
 
 
 def test_many_locks_are_noted_a_part_at_a_time(app, monkeypatch):

@@ -48,7 +48,12 @@ from celery_redlock.reading.one_lock import OneLock
 from celery_redlock.reading.places import Places
 from celery_redlock.reading.quorum import Quorum
 from celery_redlock.reading.search import Found, Search, find_locks
-from celery_redlock.reading.stored import LockView, StoredLock
+from celery_redlock.reading.stored import (
+    LockView,
+    ReservationView,
+    StoredLock,
+    StoredReservation,
+)
 from celery_redlock.reading.tally import CAUSES, TaskTally
 from celery_redlock.reading.tally_reader import Tallies
 from celery_redlock.reading.waiters import RecordedWaiter, Waiter
@@ -770,6 +775,22 @@ def test_without_a_quorum_nobody_is_never_said(client, stand):
     assert "No answer from" in page
 
 
+def test_an_open_burst_is_shown_and_cannot_be_ended(client, stand):
+    newest = {"token": b"9" * 32, "info": {"task_id": "newest"}, "left": 7.0, "merged": 0}
+    for is_burst in (True, False):
+        one = StoredReservation(is_running=False, is_burst=is_burst, **newest)
+        stand.reserved = [ReservationView("index:7", one, LABELS)]
+        page = client().get("/").text
+        assert ("the newest call of a burst" in page) is is_burst
+        assert ("seen=99999999" in page) is not is_burst
+        assert ("debounced" in seen_in(client().get("/?q=index:7"))) is is_burst
+    stored = StoredLock(burst=replace(one, is_burst=True))
+    places = Places([OneLock("index:7", stand.statuses, dict.fromkeys(LABELS, stored))])
+    stand.explain = lambda name, search: (explained(None, places, iter(())), 0.0)
+    page = seen_in(client().get("/lock?name=index:7"))
+    assert re.search(r"Debounced: .*newest.*, is the newest call of a burst", page), page
+
+
 def test_too_few_answers_never_tell_that_no_name_is_reserved(client, stand):
     browser = client()
     assert "No name is reserved at publish without a lock." in seen_in(browser.get("/"))
@@ -1287,7 +1308,7 @@ def test_a_long_line_is_cut_and_counted(client, stand):
 def test_the_page_of_a_lock_shows_all_its_places(client, stand):
     stand.places = 3
     page = seen_in(client().get("/lock?name=orders.bill:7"))
-    for told in ("place 0", "place 1", "place 2"):
+    for told in ("Of this lock, 3 of 3 places are held.", "place 0", "place 1", "place 2"):
         assert told in page, told
 
 

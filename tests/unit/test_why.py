@@ -14,16 +14,17 @@ from celery_redlock import RedlockTask
 from celery_redlock.errors import LockKeyError
 from celery_redlock.lock.scripts.votes import Verdict
 from celery_redlock.ops import why
+from celery_redlock.ops.call import CallError, find_task, names_in_call
 from celery_redlock.ops.cli.release import seen_in
 from celery_redlock.ops.forecast import at_publish, at_run
 from celery_redlock.ops.why import (
-    CallError,
     Explanation,
     ended_results,
-    find_task,
+    explained,
+    lines_of_name,
     most_places,
-    names_in_call,
 )
+from celery_redlock.reading.all_locks import AllLocks
 from celery_redlock.reading.journal_view import is_refusal_of
 from celery_redlock.reading.one_lock import majority_of
 from celery_redlock.reading.places import Places
@@ -92,22 +93,97 @@ def test_a_call_needs_one_place_of_each_name(of_names, state, verdict):
 
 
 @pytest.mark.parametrize(
-    ("limit", "held", "expected"), [(1, [], 1), (1, [2], 3), (3, [], 3), (3, [1], 3), (9, [], 4)]
+    ("limit", "held", "expected"),
+    [(1, [], 1), (1, [2], 3), (3, [], 3), (3, [1], 3), (9, [], 4), (0, [], 0), (0, [1], 2)],
 )
 def test_of_a_name_those_places_are_shown_that_there_are(limit, held, expected):
     """As many as its task has, and all that somebody has; not all of the largest limit."""
     found = [TAKEN if number in held else FREE for number in range(4)]
-    places = Places([replace(one_lock(it), number=number) for number, it in enumerate(found)])
-    assert len(places.up_to(limit - 1).all) == expected
+    places = places_of({"other": [FREE, FREE], "a": found})
+    shown = places.up_to({"other": 1, "a": limit})
+    assert [len(shown.of(name)) for name in ("other", "a")] == [1, expected]
+
+
+def places_of(of_names):
+    return Places(
+        [
+            replace(one_lock(found), name=name, number=number)
+            for name, all_of_it in of_names.items()
+            for number, found in enumerate(all_of_it)
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("of_names", "names", "words"),
+    [
+        ({"a": [TAKEN]}, ["a"], "held."),
+        ({"a": [TAKEN, FREE]}, ["a"], "1 of 2 places is held."),
+        ({"a": [TAKEN], "b": [TAKEN, FREE]}, ["a", "b"], "2 of 3 locks are held."),
+        ({"a#rate": [TAKEN]}, ["a"], "1 of 1 start is used, by lock_rate."),
+        ({"a#rate": [FREE] * 3}, ["a"], "0 of 3 starts are used, by lock_rate."),
+        (
+            {"a": [FREE], "a#rate": [TAKEN] * 2},
+            ["a"],
+            "free; 2 of 2 starts are used, by lock_rate.",
+        ),
+        (
+            {"a": [TAKEN, FREE, FREE], "a#rate": [TAKEN, FREE]},
+            ["a"],
+            "1 of 3 places is held; 1 of 2 starts is used, by lock_rate.",
+        ),
+    ],
+)
+def test_locks_and_starts_are_counted_each_by_itself(of_names, names, words):
+    found = Explanation(places_of(of_names))
+    assert (found.names, found.headline[0]) == (names, words)
+    assert (found.lock_holder is None) is ("a" not in of_names or of_names["a"][0] is FREE)
+
+
+QUEUED_BY_RATE = {"event": "TaskQueued", "name": "a", "task": "many", "cause": "rate", "at": 1.0}
+
+
+def shop_with(**options):
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.redlock_nodes = ["redis://one:1/0"]
+    app.register_task(type("Many", (RedlockTask,), {"name": "many", **options})())
+    return app
+
+
+def held_by(found, task):
+    """Return *found*, whose holder says that it is *task*."""
+    value = b"a" * 40 + b'{"task":"%b"}' % task.encode()
+    return [seen(value) if stored.value else (state, stored) for state, stored in found]
+
+
+def test_a_name_alone_shows_its_starts():
+    """And what was refused by its rate, which has the name of the lock."""
+    app = shop_with(lock_limit=None, lock_rate="120/m")
+    assert lines_of_name(app, "a") == {"a": 1, "a#rate": 10}
+    assert lines_of_name(app, "a#rate#3") == lines_of_name(app, "a#rate") == {"a": 1, "a#rate": 10}
+    assert lines_of_name(shop_with(lock_limit=3), "a") == {"a": 3}
+    taken = held_by(TAKEN, "many")
+    found = explained(app, places_of({"a": [FREE], "a#rate": [taken] * 10}), [QUEUED_BY_RATE])
+    assert (found.task, len(found.places.all)) == ("many", 10)
+    assert found.recent == [QUEUED_BY_RATE]
+    assert "as many starts as lock_rate allows" in found.run
+
+
+def test_what_a_call_decides_is_not_known_from_a_name():
+    app = shop_with(lock_limit=lambda task, args, kwargs: 5)
+    taken = held_by(TAKEN, "many")
+    found = explained(app, places_of({"a": [taken, taken, *[FREE] * 98]}), [])
+    assert found.headline[0] == "2 places are held."
+    assert found.run.endswith("'redlock why many ARGS'.")
+    found = explained(app, places_of({"a": [taken, taken, *[FREE] * 3]}), [], app.tasks["many"])
+    assert found.headline[0] == "2 of 5 places are held."
+    assert "gets the lock" in found.run
 
 
 def test_most_places_are_those_of_the_largest_limit():
     """Of all tasks of an app; without one there is a place."""
-    app = Celery("shop", broker="memory://", set_as_current=False)
-    app.conf.redlock_nodes = ["redis://one:1/0"]
-    assert most_places(None) == most_places(app) == 1
-    app.register_task(type("Many", (RedlockTask,), {"name": "many", "lock_limit": 7})())
-    assert most_places(app) == 7
+    assert most_places(None) == most_places(shop_with()) == 1
+    assert most_places(shop_with(lock_limit=7)) == 7
 
 
 def test_a_release_finds_the_place_that_the_holder_has():
@@ -139,6 +215,59 @@ def test_who_has_a_minority_does_not_hold_it(found, state):
     explained = Explanation(Places([one_lock(found)]))
     assert explained.holder is None
     assert explained.state == state
+
+
+@pytest.mark.parametrize(
+    ("of_names", "is_over"),
+    [
+        ({"a": FREE, "a#rate": TAKEN}, True),
+        ({"a#rate": TAKEN}, True),
+        ({"a#rate": FREE}, False),
+        ({"a": FREE, "a#rate": FREE}, False),
+        ({"a": TAKEN, "a#rate": TAKEN}, False),
+        ({"a": FREE, "b": TAKEN, "b#rate": TAKEN}, False),
+        ({"a": TAKEN}, False),
+        ({"a": FREE, "a#rate": SILENT}, False),
+    ],
+)
+def test_a_call_is_over_its_rate_if_nothing_else_is_in_its_way(of_names, is_over):
+    places = Places([replace(one_lock(found), name=name) for name, found in of_names.items()])
+    assert why.is_over_rate(places) == is_over
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "does not wait (lock_wait is 0); it"),
+        ({"wait": 5.0}, "tries for 5 s (lock_wait); then it"),
+    ],
+)
+def test_of_a_call_over_its_rate_it_is_said_that_it_is_that(options, words):
+    options = replace(OPTIONS, on_conflict=Skip(), limit=(3,), **options)
+    told = at_run(TASK, options, Verdict.TAKEN, is_over_rate=True)
+    assert told.startswith(
+        "A worker that gets it now, and finds as many starts as lock_rate allows, " + words
+    )
+    assert told.endswith("(on_conflict).")
+    told = at_run(TASK, options, Verdict.TAKEN)
+    assert "lock_rate" not in told
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("e#starts", False),
+        ("e#starts#1", False),
+        ("a#rate", True),
+        ("a#rate#1", True),
+        ("a#1", True),
+        ("starts", True),
+        ("a%23starts", True),
+    ],
+)
+def test_what_counts_deliveries_is_no_lock_in_a_list(name, shown):
+    (_, stored), *_ = TAKEN
+    assert bool(AllLocks.views(AllLocks, name, {"node-0": stored})) == shown
 
 
 def test_the_holder_is_told_by_the_node_that_heard_last():
@@ -208,7 +337,7 @@ RUN_WORDS = {
         {"on_conflict": Queue(max_waiting=3, then="skip")},
         "unless 3 wait already; then it is skipped",
     ),
-    "places": (Verdict.TAKEN, {"limit": (1, 3)}, "finds none of 3 places free"),
+    "only a rate": (Verdict.GRANTED, {"limit": ()}, "lock_rate allows the start"),
     "wait": (Verdict.TAKEN, {"wait": 5.0}, "tries for 5 s (lock_wait)"),
     "no wait": (Verdict.TAKEN, {}, "does not wait"),
     "next": (Verdict.TAKEN, {"on_duplicate": "rerun"}, "sets it aside"),
@@ -226,6 +355,17 @@ def test_what_a_worker_would_do(case):
         assert "(on_unavailable)" in told
     elif verdict is Verdict.TAKEN and case != "next":
         assert "(on_conflict)" in told
+
+
+def test_what_a_worker_would_find_is_told():
+    """Which of its locks has no free place, or that it is over its rate; what a wait is for."""
+    queue = replace(OPTIONS, on_conflict=Queue())
+    told = at_run(TASK, queue, Verdict.TAKEN, 3)
+    assert "finds none of 3 places free" in told
+    assert "waits as a message until the lock is released" in told
+    told = at_run(TASK, queue, Verdict.TAKEN, 3, is_over_rate=True)
+    assert "finds as many starts as lock_rate allows" in told
+    assert "waits as a message until a start is allowed" in told
 
 
 def test_retries_of_every_kind_are_told():

@@ -49,7 +49,7 @@ from celery_redlock.lock.scripts.votes import (
     votes_by_node,
 )
 
-__all__ = ["acquire", "pause_before"]
+__all__ = ["Steps", "acquire", "pause_before"]
 
 #: How often a split vote is tried again before it is called taken or unavailable.
 SPLIT_TRIES = 12

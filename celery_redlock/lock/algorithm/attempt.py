@@ -16,7 +16,7 @@ from typing import Any
 from celery_redlock.lock.algorithm.effects import Ask, Send
 from celery_redlock.lock.algorithm.participant import Participant, fresh_token
 from celery_redlock.lock.algorithm.request import LockRequest
-from celery_redlock.lock.lease import Lease, fence_proposal, least_validity, quorum, valid_until
+from celery_redlock.lock.lease import Lease, fence_proposal, quorum, valid_until
 from celery_redlock.lock.records import place_name
 from celery_redlock.lock.scripts.requests import (
     Request,
@@ -49,7 +49,7 @@ class Attempt:
 
     def __init__(self, participant: Participant, request: LockRequest, place: int) -> None:
         self.participant = participant
-        self.request = request
+        self.request = request.for_grant_in(participant.grant_takes)
         self.token = fresh_token(participant, request.owner)
         self.place = place
         self.name = place_name(request.name, place)
@@ -68,7 +68,9 @@ class Attempt:
             lease = yield from self.settle(ballot)
             if lease is not None:
                 return lease
-            verdict = Verdict.UNAVAILABLE
+            # What has to be granted soon is asked for anew, with the time that this one took.
+            is_soon = self.request.within is not None
+            verdict = Verdict.SPLIT if is_soon else Verdict.UNAVAILABLE
         yield Send(self.release(), refusing(ballot))
         return verdict, ballot
 
@@ -80,8 +82,10 @@ class Attempt:
         return release_request(self.participant.rules, self.name, self.token, wakes=False)
 
     def lease(self, fence: int | None) -> Lease:
-        until = valid_until(self.started, self.request.ttl, self.participant.rules.drift_factor)
         request = self.request
+        until = valid_until(self.started, request.ttl, self.participant.rules.drift_factor)
+        if request.within is not None:
+            until = self.started + request.within
         info = dict(request.info)  # our copy: the caller may change its own
         return Lease(
             self.name, self.token, fence, request.ttl, until, self.since, info, place=self.place
@@ -115,8 +119,11 @@ class Attempt:
         return self.asked if self.asked.fence == fence else self.lease(fence)
 
     def _if_of_use(self, lease: Lease) -> Lease | None:
-        late = self.participant.now() + least_validity(lease.ttl) > lease.valid_until
-        return None if late else lease
+        now = self.participant.now()
+        is_late = self.request.is_late(now, lease.valid_until)
+        if is_late and self.request.within is not None:
+            self.participant.learn_time(now - self.started, rounds=1)
+        return None if is_late else lease
 
 
 def refusing(ballot: Ballot) -> frozenset[int]:

@@ -13,6 +13,7 @@ from celery_redlock.lock.lease import fence_proposal
 from celery_redlock.lock.records import OWNER_LENGTH
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts.votes import Ballot
+from celery_redlock.lock.waiting.room import ThreadWaiting
 
 if TYPE_CHECKING:
     from celery_redlock.lock.waiting.listener import Listener
@@ -28,10 +29,12 @@ class Participant:
     labels: tuple[str, ...]
     seen: int = 0  # the largest fence that any node ever reported
     listener: Listener | None = None  # None where nobody is woken
+    waiting: type[ThreadWaiting] = ThreadWaiting  # what one waits in for a hint
     now: Callable[[], float] = clock.now
     wall: Callable[[], float] = time.time
     chance: Callable[[float, float], float] = clock.jitter
     new_token: Callable[[], str] = lambda: os.urandom(20).hex()
+    grant_takes: float = 0.0  # what has to be granted soon took so long of late [s]
 
     def propose(self) -> int:
         """
@@ -52,6 +55,16 @@ class Participant:
         for vote in ballot:
             if vote is not None and vote.fence > self.seen:
                 self.seen = vote.fence
+
+    def learn_time(self, took: float, rounds: int) -> None:
+        """
+        Learn for how long one waits for what has to be granted soon, in so many *rounds*.
+
+        No more than nodes may take for them counts, as this process may have stood still. What was
+        learned before is halved each time.
+        """
+        took = min(took, rounds * self.rules.node_timeout)
+        self.grant_takes = max(took, (self.grant_takes + took) / 2)
 
 
 def new_owner() -> str:

@@ -18,6 +18,7 @@ from celery_redlock.lock.scripts.votes import (
     VoteKind,
     has_majority,
     holder_of,
+    lapses_in,
     votes_of,
 )
 
@@ -31,33 +32,49 @@ def try_places(
     Make an attempt on every place that may be free; return what the last one came to.
 
     First on one that this execution itself holds: a message that is delivered again while it runs
-    does not run beside itself.
+    does not run beside itself. A start, which is no matter of who it is, looks for a free one only
+    where the first has been taken.
     """
-    place = 0
+    place = any_of(range(request.limit), participant) if request.stands else 0
     tried: set[int] = set()
     free: list[int] = []
-    execution = request.info.get("execution", "")
-    if request.limit > 1:
-        own, free = yield from seen_places(participant, request, execution)
+    refused: tuple[Verdict, Ballot] = Verdict.TAKEN, []
+    execution = "" if request.stands else request.info.get("execution", "")
+    if max(request.limit, request.looks_at) > 1 and not request.stands:
+        own, free, _ = yield from seen_places(participant, request, execution)
         place = any_of(own[:1] or free or range(request.limit), participant)
     while True:
         attempt = waiter.attempt = Attempt(participant, request, place)
         answer = yield from attempt.make()
-        if isinstance(answer, Lease):
+        is_beyond = place >= request.limit  # none is there any more: only its own is looked for
+        if isinstance(answer, Lease) and not is_beyond:
             waiter.share(len(free))
             return answer
+        if isinstance(answer, Lease):  # of its own, which ended meanwhile
+            yield Send(attempt.release())
         waiter.started, waiter.attempt = attempt.started, None
-        if request.limit == 1 or answer[0] is not Verdict.TAKEN:
-            return answer
-        if execution and holder_of(answer[1]).get("execution") == execution:
-            return answer
+        if not isinstance(answer, Lease):
+            refused = answer
+            if is_last_word(request, refused, execution, is_beyond=is_beyond):
+                return refused
         tried.add(place)
-        own, free = yield from seen_places(participant, request, execution)
-        untried = [one for one in free if one not in tried]
+        own, free, lapses = yield from seen_places(participant, request, execution)
+        # Where it tried beyond the limit, nothing is known yet of who has the others.
+        left = [one for one in (range(request.limit) if is_beyond else free) if one not in tried]
         own = [one for one in own if one not in tried]  # it may have begun a moment ago
-        if not (own or untried):
-            return answer
-        place = any_of(own[:1] or untried, participant)
+        if not (own or left):
+            return refused[0], lapsing(refused[1], lapses)
+        place = any_of(own[:1] or [one for one in left if one in free] or left, participant)
+
+
+def is_last_word(
+    request: LockRequest, refused: tuple[Verdict, Ballot], execution: str, *, is_beyond: bool
+) -> bool:
+    """Return whether no other place is to be tried once one has *refused*."""
+    verdict, ballot = refused
+    if verdict is not Verdict.TAKEN or (request.limit == 1 and not is_beyond):
+        return True
+    return bool(execution) and holder_of(ballot).get("execution") == execution
 
 
 def any_of(places: Sequence[int], participant: Participant) -> int:
@@ -66,17 +83,39 @@ def any_of(places: Sequence[int], participant: Participant) -> int:
 
 def seen_places(
     participant: Participant, request: LockRequest, execution: str
-) -> Generator[Ask, Ballot, tuple[list[int], list[int]]]:
+) -> Generator[Ask, Ballot, tuple[list[int], list[int], float]]:
     """
     Return the places that any node says *execution* has, and those that a majority calls free.
 
-    Of the former first the one that most nodes name: others may have missed a release.
+    And when the first that is held lapses [s]; 0.0 if none is, or nobody knows.
+
+    Of the former first the one that most nodes name: others may have missed a release. One beyond
+    the limit only if a majority names it, as it is not to be granted.
     """
-    asked = places_request(participant.rules, request.name, request.limit, execution)
+    looks_at = max(request.limit, request.looks_at)
+    asked = places_request(
+        participant.rules, request.name, looks_at, execution, lapses=request.stands
+    )
     ballot = yield Ask(asked, lambda votes: has_majority(votes, VoteKind.GRANTED))
     answers = [vote.value for vote in votes_of(ballot, VoteKind.GRANTED)]
-    said = [[one[place : place + 1] for one in answers] for place in range(request.limit)]
-    own = [place for place, words in enumerate(said) if b"2" in words]
-    own.sort(key=lambda place: said[place].count(b"2"), reverse=True)
+    said = [[one[place : place + 1] for one in answers] for place in range(looks_at)]
     majority = quorum(len(ballot))
-    return own, [place for place, words in enumerate(said) if words.count(b"0") >= majority]
+    own = [
+        place
+        for place, words in enumerate(said)
+        if words.count(b"2") >= (1 if place < request.limit else majority)
+    ]
+    own.sort(key=lambda place: said[place].count(b"2"), reverse=True)
+    places = enumerate(said[: request.limit])
+    free = [place for place, words in places if words.count(b"0") >= majority]
+    return own, free, lapses_in(ballot)
+
+
+def lapsing(ballot: Ballot, lapses: float) -> Ballot:
+    """Return *ballot*, in which those who refuse say when the first place lapses."""
+    return [
+        vote._replace(ttl=min(vote.ttl, lapses))
+        if lapses and vote is not None and vote.kind is VoteKind.REFUSED
+        else vote
+        for vote in ballot
+    ]

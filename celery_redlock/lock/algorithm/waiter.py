@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from celery_redlock.lock.algorithm.effects import Send, Sleep
 from celery_redlock.lock.algorithm.participant import Participant
@@ -21,6 +22,19 @@ __all__ = ["Waiter"]
 COMES_EVERY = 1.0
 #: How often the others register again [s].
 NOTED_EVERY = HEARD_FOR / 5
+
+
+_numbers = itertools.count()
+
+
+def who_is_next(channel: str) -> str:
+    """
+    Return an id under which somebody waits; those of one process sort as they came.
+
+    Nodes sort by it those who came in one millisecond. If they had another order than the process
+    they would take out of the line whom the process does not wake.
+    """
+    return channel + f"{next(_numbers):0{OWNER_LENGTH - len(channel)}x}"
 
 
 class Waiter:
@@ -48,10 +62,13 @@ class Waiter:
         if listener is None:
             return
         if self._waiting is None:
-            self._who = self._who or participant.new_token()[:OWNER_LENGTH]
+            self._who = self._who or who_is_next(listener.channel())
             line = line_key(participant.rules.prefix, request.name)
-            self._waiting = ThreadWaiting(line, participant.wall(), participant.now)
+            self._waiting = participant.waiting(line, participant.wall(), participant.now)
             listener.enter(self._waiting)  # known by now: whoever is interrupted leaves
+        else:
+            listener.listen()
+        self._waiting.is_to_register = False  # before it is: else one that comes now were lost
         yield Send(wait_request(participant.rules, self._in_line(listener.channel())))
 
     def _in_line(self, channel: str) -> InLine:
@@ -60,12 +77,13 @@ class Waiter:
         since = waiting.since if request.queued_since is None else request.queued_since
         return InLine(request.name, self._who, since, request.info, channel, request.limit)
 
-    def pause(self, seconds: float, comes_in: float) -> Generator[Sleep, bool, None]:
+    def pause(self, seconds: float, comes_in: float) -> Generator[Sleep | Send, Any, None]:
         """
         Pause before the next attempt, for so many *seconds* at most.
 
         The oldest of its process tries without a hint in *comes_in* seconds. The others may become
-        that, or are registered again in a while.
+        that, or are registered again in a while. If all are to be registered again, the oldest
+        tries at once: a release may have been told to nobody.
         """
         waiting, listener = self._waiting, self._participant.listener
         if waiting is None or listener is None:
@@ -78,8 +96,10 @@ class Waiter:
             is_oldest = listener.room.is_oldest(waiting)
             due = min(ends, began + comes_in if is_oldest else again)
             is_woken = yield Sleep(max(0.0, min(due - now(), COMES_EVERY)), waiting)
-            if is_woken or now() >= due:
+            if is_woken or now() >= due or (is_oldest and waiting.is_to_register):
                 return
+            if waiting.is_to_register:
+                yield from self.join()
 
     def share(self, free: int) -> None:
         """Have others of this process try at once where more places are *free* than this takes."""

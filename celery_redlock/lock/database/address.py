@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import unquote
 
 import redis
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.database.store import Broken, Busy
 from celery_redlock.lock.nodes.bounded import bounded
-from celery_redlock.lock.nodes.urls import FIXED, hide_password
+from celery_redlock.lock.nodes.urls import FILES, FIXED, hide_password, scheme_of
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -115,16 +115,16 @@ def dialect_of(url: str) -> Any:
 
 def without_options(url: str) -> tuple[str, dict[str, str]]:
     """Return *url* without the options that are ours, and these; raises ConfigurationError."""
-    try:
-        parts = urlsplit(url)
-        options = parse_qsl(parts.query, keep_blank_values=True)
-    except ValueError as error:
-        msg = f"redlock_nodes: {hide_password(url)!r} is no URL of a database: {error}"
-        raise ConfigurationError(msg) from None
-    for name, value in options:
-        if name in OURS and not OURS[name].fullmatch(value):
-            msg = f"redlock_nodes: {name}= of a database must be {MEANT[name]}, got {value!r}"
+    where, _, query = url.partition("?")
+    rest, ours = [], {}
+    for option in query.split("&"):
+        name, _, value = option.partition("=")
+        if name not in OURS or (name == "schema" and scheme_of(url) in FILES):
+            rest.append(option)  # as it is: what "+" and "%" are to libpq is not for us to say
+        elif OURS[name].fullmatch(unquote(value)):
+            ours[name] = unquote(value)
+        else:
+            shown = hide_password(url) if "@" in value else repr(unquote(value))
+            msg = f"redlock_nodes: {name}= of a database must be {MEANT[name]}, got {shown}"
             raise ConfigurationError(msg)
-    rest = urlencode([it for it in options if it[0] not in OURS])
-    ours = {name: unquote(value) for name, value in options if name in OURS}
-    return url.partition("?")[0] + (f"?{rest}" if rest else ""), ours
+    return where + (f"?{'&'.join(rest)}" if any(rest) else ""), ours

@@ -9,6 +9,7 @@ only read need one trip and no lock.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -33,6 +34,8 @@ LONGEST = 2.0
 #: After so many transactions that write, so many keys are looked at, and deleted if they have
 #: expired: so a limited part of all rows has.
 SWEEP_EVERY, SWEPT = 32, 256
+#: Key of how far they have been looked at.
+SWEPT_TO = b"\0swept"
 #: Keys, or entries of a stream, that are answered at once.
 LONGEST_PAGE = 1000
 #: Before and beyond every entry of a stream.
@@ -47,7 +50,8 @@ class Batches:
         self._store = store
         self._engine = Engine(Keyspace())
         self._cursors: dict[bytes, bytes] = {}
-        self._since_sweep, self._swept_to, self._now = 0, b"", 0
+        # Not from 0: many a connection ends after a few of them.
+        self._since_sweep, self._now = random.randrange(SWEEP_EVERY), 0  # noqa: S311  no secret
         self._outside: dict[bytes, Callable[..., Any]] = {
             b"PING": lambda *_: b"PONG",
             b"SCAN": self._scan,
@@ -122,19 +126,29 @@ class Batches:
         return loaded
 
     def sweep(self) -> None:
-        """Delete some of what has expired, if it is time for that."""
+        """
+        Delete some of what has expired, if it is time for that.
+
+        It goes on where whichever connection did so last has come to.
+        """
         if self._since_sweep < SWEEP_EVERY:
             return
-        page = self._store.page(self._swept_to, b"", SWEPT)
-        self._swept_to = page[-1][0] if len(page) == SWEPT else b""
         self._since_sweep = 0
+        (place, *_) = [row.value for row in self._store.read([SWEPT_TO]).rows] or [b""]
+        page = self._store.page(place, b"", SWEPT)
+        following = page[-1][0] if len(page) == SWEPT else b""
         over = sorted(key for key, ends in page if ends is not None and ends < self._now)
-        if over:
+        if over or following != place:
             try:
-                snapshot = self._store.begin(over, ())
-                self._store.commit(self._over(over, snapshot).writes(swept=True))
+                self._delete(over, following)
             except Busy:
                 self._since_sweep = SWEEP_EVERY
+
+    def _delete(self, over: Sequence[bytes], following: bytes) -> None:
+        keys = [SWEPT_TO, *over]
+        loaded = self._over(keys, self._store.begin(keys, ()))
+        loaded.set(SWEPT_TO, following)
+        self._store.commit(loaded.writes(swept=True))
 
     def _info(self, section: bytes) -> bytes:
         store = self._store

@@ -12,22 +12,27 @@ import contextlib
 import hashlib
 import os
 import socket
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import psycopg
 from psycopg import errors
+from psycopg.pq import TransactionStatus
 
 from celery_redlock.lock.database.postgresql_url import dialled, name_of
 from celery_redlock.lock.database.postgresql_words import (
     CLOCK,
+    LIMITS,
+    READS,
     WEAK,
+    WRITES,
+    bytea,
     drops,
-    limits,
-    micros_of,
     no_rights,
     no_tables,
+    others_table,
     qualified,
     stamp_of,
     system_id,
@@ -35,7 +40,7 @@ from celery_redlock.lock.database.postgresql_words import (
     unlogged,
 )
 from celery_redlock.lock.database.rows import Row
-from celery_redlock.lock.database.store import META, VERSION, Broken, Busy, Snapshot, Store
+from celery_redlock.lock.database.store import META, Broken, Busy, Snapshot, Store
 from celery_redlock.lock.nodes.guard import Unfit
 
 __all__ = ["connected", "drops", "make_tables", "name_of", "tables"]
@@ -43,8 +48,12 @@ __all__ = ["connected", "drops", "make_tables", "name_of", "tables"]
 #: How long one waits for what another connection of ours has told [s]. A pooler may bring that to
 #: nobody, as it gives each transaction to whichever of its own connections is free.
 ECHO = 1.0
+#: Of a lack of rights, whatever the server's language is.
+DENIED = "permission denied"
+#: Longest wait for what is asked of a database that was connected, or for its tables [s].
+LONGEST = 5.0
 RETRIED = (errors.DeadlockDetected, errors.LockNotAvailable, errors.SerializationFailure)
-MISSING = (errors.UndefinedTable, errors.InvalidSchemaName, errors.UndefinedColumn)
+MISSING = (errors.UndefinedTable, errors.InvalidSchemaName)
 
 
 class Postgres(Store):
@@ -59,13 +68,23 @@ class Postgres(Store):
         self._name = name
         self._oid = 0
         self._stamp = ""
-        self._limits = limits("on")
+        self._limits = LIMITS
         self._told: list[str] = []
         self._connection.add_notify_handler(lambda told: self._told.append(told.payload))
 
     # -- statements --------------------------------------------------------------------
 
     def run(self, *statements: str) -> list[list[tuple[Any, ...]]]:
+        if self._connection.pgconn.transaction_status == TransactionStatus.IDLE:
+            return self._alone(WRITES, *statements)
+        return self._sent(*statements)
+
+    def _alone(self, begin: str, *statements: str) -> list[list[tuple[Any, ...]]]:
+        """Run *statements* in a transaction of their own, which is like all of ours."""
+        before = (begin, *self._limits)
+        return self._sent(*before, *statements, "COMMIT")[len(before) : -1]
+
+    def _sent(self, *statements: str) -> list[list[tuple[Any, ...]]]:
         found = []
         try:
             cursor = self._connection.execute("; ".join(statements).encode())
@@ -75,13 +94,13 @@ class Postgres(Store):
         except RETRIED as error:
             with contextlib.suppress(psycopg.Error):
                 self._connection.execute("ROLLBACK")
-            raise Busy(str(error)) from None
+            raise Busy(words_of(error)) from error
         except (psycopg.Error, OSError) as error:
-            raise Broken(" ".join(str(error).split())) from None
+            raise Broken(words_of(error)) from error
         return found
 
     def literal(self, data: bytes) -> str:
-        return f"'\\x{data.hex()}'::bytea"
+        return bytea(data)
 
     def begin(self, exclusive: Sequence[bytes], shared: Sequence[bytes]) -> Snapshot:
         keys = sorted(
@@ -90,8 +109,8 @@ class Postgres(Store):
         )
         ids = ", ".join(str(ident) for ident, _ in keys)
         flags = ", ".join(str(is_shared).lower() for _, is_shared in keys)
-        *_, (stamp,), rows = self.run(
-            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
+        *_, (stamp,), rows = self._sent(
+            WRITES,
             *self._limits,
             "SELECT CASE WHEN s THEN pg_advisory_xact_lock_shared(i) ELSE "
             f"pg_advisory_xact_lock(i) END FROM unnest(ARRAY[{ids}]::bigint[], "
@@ -102,10 +121,7 @@ class Postgres(Store):
         return self._snapshot(stamp, rows)
 
     def read(self, keys: Sequence[bytes]) -> Snapshot:
-        begin = "BEGIN READ ONLY, ISOLATION LEVEL REPEATABLE READ"
-        *_, (stamp,), rows, _ = self.run(
-            begin, *self._limits, self._now(), self.select(keys), "COMMIT"
-        )
+        (stamp,), rows = self._alone(READS, self._now(), self.select(keys))
         return self._snapshot(stamp, rows)
 
     def lock_of(self, key: bytes) -> int:
@@ -116,13 +132,13 @@ class Postgres(Store):
         return f"SELECT {CLOCK}, concat_ws(' ', {stamp_of(self._oid)})"
 
     def _snapshot(self, now: tuple[Any, ...], rows: Iterable[tuple[Any, ...]]) -> Snapshot:
-        seconds, stamp = now
+        micros, stamp = now
         if stamp != self._stamp:
             self.close()
             msg = "another server is the database now, or its table is another one"
             raise Broken(msg)
         return Snapshot(
-            micros_of(seconds),
+            micros,
             [
                 Row(bytes(key), bytes(part), kind, bytes(value), e)
                 for key, part, kind, value, e in rows
@@ -158,18 +174,17 @@ class Postgres(Store):
             raise Unfit(msg)
         if not may_write:
             raise Unfit(no_rights("it may only read them", schema, name))
-        if len(meta) != 2 or bytes(meta[1][0]) != b"%d" % VERSION:  # noqa: PLR2004  when, and which
-            raise Unfit(
-                no_tables(self.table, "has tables of another version, or they were emptied")
-            )
+        if len(meta) != 2:  # noqa: PLR2004  when, and which version
+            raise Unfit(no_tables(self.table, "has tables that were emptied"))
+        self.check_version(bytes(meta[1][0]))
         self.made, self.version = int(bytes(meta[0][0])), f"PostgreSQL {version.split()[0]}"
-        ((found,),) = self.run(
+        found = self._in_two_trips(
             f"SELECT {system_id()}, {CLOCK}, concat_ws(' ', {stamp_of(self._oid)})"
         )
-        system, seconds, self._stamp = found
-        self.micros_at_start = micros_of(seconds)
+        system, self.micros_at_start, self._stamp = found
         durable = "on" if commits in WEAK else commits
-        self._limits = limits("off" if is_async else durable)
+        commit = f"SET LOCAL synchronous_commit = {'off' if is_async else durable}"
+        self._limits = (*LIMITS, commit)
         parts = [str(system), database, str(self._oid), *self._stamp.split()[1:]]
         if is_async:
             parts.append(self._since_crash(unlogged(schema, name)))
@@ -179,14 +194,27 @@ class Postgres(Store):
             parts.append(self._stamp.split()[0])  # a restart may have been a crash
         self.run_id = hashlib.sha1("\n".join(parts).encode()).hexdigest()  # noqa: S324  no secret
 
-    def is_made(self, crash: str) -> bool:
-        """Return whether the tables are there, *crash* is too, and they know their version."""
+    def _in_two_trips(self, statement: str) -> tuple[Any, ...]:
+        """Return the row of *statement*; `Unfit` where no transaction lasts longer than one."""
+        try:
+            *_, (found,) = self._sent(READS, *self._limits, statement)
+        except Broken as error:
+            if "statement pooling" in str(error):  # as PgBouncer says in all languages
+                msg = "is behind a pooler in statement mode; have it pool transactions or sessions"
+                raise Unfit(msg) from None
+            raise
+        self._sent("COMMIT")
+        return found
+
+    def is_made(self, schema: str, name: str) -> bool:
+        """Return whether both tables are there and know their version; `Unfit` without rights."""
+        crash = unlogged(schema, name)
         both = f"to_regclass('{self.table}') IS NOT NULL AND to_regclass('{crash}') IS NOT NULL"
-        (((are_there,),),) = self.run(f"SELECT {both}")
+        (((are_there,),),) = self._alone(READS, f"SELECT {both}")
         if not are_there:
             return False
         asked = f"SELECT count(*) = 2 FROM {self.table} WHERE key = {self.literal(META)}"
-        (((is_known,),),) = self.run(asked)
+        (((is_known,),),) = self._or_unfit(schema, name, asked)
         return bool(is_known)
 
     def _since_crash(self, crash: str) -> str:
@@ -197,13 +225,15 @@ class Postgres(Store):
 
     def _or_unfit(self, schema: str, name: str, *statements: str) -> list[list[tuple[Any, ...]]]:
         try:
-            return [self._connection.execute(one.encode()).fetchall() for one in statements]
-        except MISSING:
-            raise Unfit(no_tables(self.table, "has no tables for locks")) from None
-        except errors.InsufficientPrivilege as error:
-            raise Unfit(no_rights(str(error.diag.message_primary), schema, name)) from None
-        except psycopg.Error as error:
-            raise Broken(" ".join(str(error).split())) from None
+            return self._alone(READS, *statements)
+        except Broken as error:
+            if isinstance(error.__cause__, MISSING):
+                raise Unfit(no_tables(self.table, "has no tables for locks")) from None
+            if isinstance(error.__cause__, errors.UndefinedColumn):
+                raise Unfit(others_table(self.table)) from None
+            if isinstance(error.__cause__, errors.InsufficientPrivilege):
+                raise Unfit(no_rights(str(error), schema, name)) from None
+            raise
 
     # -- hints -------------------------------------------------------------------------
 
@@ -222,8 +252,10 @@ class Postgres(Store):
             return False
         name = self._channel(channel)
         self.run(f"LISTEN {name}")
-        with contextlib.closing(dialled(self._url)) as another:
-            another.execute(f"NOTIFY {name}".encode())
+        with contextlib.suppress(Broken, Busy):  # as of a pooler that has none left for it
+            another = Postgres(self._url, "", self._name)
+            with contextlib.closing(another), in_time(another, ECHO):
+                another.run(f"NOTIFY {name}")
         ends = time.monotonic() + ECHO
         while not (is_heard := bool(self._arrived())) and time.monotonic() < ends:
             time.sleep(0.02)
@@ -265,11 +297,45 @@ class Postgres(Store):
             os.close(self._connection.fileno())
 
 
+def words_of(error: Exception) -> str:
+    """Return what went wrong, without the statement."""
+    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    said = " ".join((primary or str(error)).split())
+    if isinstance(error, errors.InsufficientPrivilege) and DENIED not in said:
+        return f"{DENIED}: {said}"  # in the server's language, which advice cannot know
+    return said
+
+
+@contextlib.contextmanager
+def in_time(store: Postgres, longest: float) -> Iterator[None]:
+    """Hang up after a while: a pooler takes connections, and lets them wait for its database."""
+    is_over = threading.Event()
+
+    def hang_up() -> None:
+        is_over.set()  # first: who waits hears of the end at once
+        store.hang_up()
+
+    timer = threading.Timer(longest, hang_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except Broken:
+        if is_over.is_set():
+            msg = f"it was connected, but has not answered for {longest:g} s"
+            raise Broken(msg) from None
+        raise
+    finally:
+        timer.cancel()
+        timer.join()  # or it might hang up on whoever has the descriptor next
+
+
 def connected(url: str, schema: str, name: str, *, is_polled: bool, is_async: bool) -> Postgres:
     """Connect; raises `Broken` if the database is away, and `Unfit` if it is no lock node."""
     store = Postgres(url, schema, name)
     try:
-        store.meet(schema, name, is_polled=is_polled, is_async=is_async)
+        with in_time(store, LONGEST):
+            store.meet(schema, name, is_polled=is_polled, is_async=is_async)
     except BaseException:
         store.close()
         raise
@@ -278,13 +344,9 @@ def connected(url: str, schema: str, name: str, *, is_polled: bool, is_async: bo
 
 def make_tables(url: str, schema: str, name: str) -> bool:
     """Return whether the tables were missing, and are made; raises `Broken` if that cannot be."""
-    with contextlib.closing(Postgres(url, schema, name)) as store:
-        if store.is_made(unlogged(schema, name)):
+    with contextlib.closing(Postgres(url, schema, name)) as store, in_time(store, LONGEST):
+        if store.is_made(schema, name):
             return False  # and nothing is written, which this user may be forbidden
-        statements = tables(schema, name)
-        asked = f"SELECT to_regnamespace('\"{schema}\"') IS NOT NULL"
-        if schema and store.run(asked)[0][0][0]:
-            del statements[0]  # it asks for rights that are not needed where there is one
         one_at_a_time = f"SELECT pg_advisory_xact_lock({store.lock_of(META)})"
-        store.run("BEGIN", one_at_a_time, *statements, "COMMIT")
+        store.run(one_at_a_time, *tables(schema, name))
         return True

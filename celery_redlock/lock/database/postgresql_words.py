@@ -7,12 +7,15 @@ from celery_redlock.words import redlock_command
 
 __all__ = [
     "CLOCK",
+    "LIMITS",
+    "READS",
     "WEAK",
+    "WRITES",
+    "bytea",
     "drops",
-    "limits",
-    "micros_of",
     "no_rights",
     "no_tables",
+    "others_table",
     "qualified",
     "stamp_of",
     "system_id",
@@ -20,15 +23,20 @@ __all__ = [
     "unlogged",
 ]
 
-#: Longest statement, wait for a lock, and pause of a client amid a transaction [ms].
-LONGEST = {
-    "statement_timeout": 2000,
-    "lock_timeout": 1000,
-    "idle_in_transaction_session_timeout": 1000,
-}
+#: How a transaction of ours begins, whatever the user's own default is.
+WRITES = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+READS = "BEGIN READ ONLY, ISOLATION LEVEL REPEATABLE READ"
+#: The settings of each: a pooler keeps none for us, and leaves us those of others. Longest
+#: statement, wait for a lock, and pause of a client amid a transaction [ms].
+LIMITS: tuple[str, ...] = (
+    "SET LOCAL statement_timeout = 2000",
+    "SET LOCAL lock_timeout = 1000",
+    "SET LOCAL idle_in_transaction_session_timeout = 1000",
+    "SET LOCAL search_path TO DEFAULT",
+)
 #: What of ``synchronous_commit`` lets a crash lose what was answered.
 WEAK = ("off", "local")
-CLOCK = "date_part('epoch', clock_timestamp())"
+CLOCK = "(date_part('epoch', clock_timestamp()) * 1000000)::bigint"  # [us, Unix time]
 
 
 def qualified(schema: str, name: str) -> str:
@@ -42,21 +50,16 @@ def unlogged(schema: str, name: str) -> str:
 def stamp_of(oid: int) -> str:
     """Return what changes when another server is the database, or the table is another one."""
     return (
-        "date_part('epoch', pg_postmaster_start_time())::text, "
+        "(date_part('epoch', pg_postmaster_start_time()) * 1000000)::bigint::text, "
         "CASE WHEN pg_is_in_recovery() THEN 'replica' ELSE "
         "substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END, "
         f"pg_relation_filenode({oid})::text"
     )
 
 
-def limits(commits: str) -> tuple[str, ...]:
-    """Return the settings of each transaction: a pooler keeps none for us."""
-    found = [f"SET LOCAL {name} = {most}" for name, most in LONGEST.items()]
-    return (*found, f"SET LOCAL synchronous_commit = {commits}")
-
-
-def micros_of(seconds: float) -> int:
-    return int(seconds * 1e6 + 0.5)
+def bytea(data: bytes) -> str:
+    """Return *data* as SQL, whatever standard_conforming_strings is."""
+    return f"E'\\\\x{data.hex()}'::bytea"
 
 
 def system_id() -> str:
@@ -70,21 +73,30 @@ def no_tables(table: str, what: str) -> str:
     return f"{what} ({table}); make them: {redlock_command('init')}"
 
 
+def others_table(table: str) -> str:
+    return f"has a table of somebody else ({table}): name another one by table= in the URL"
+
+
 def no_rights(why: str, schema: str, name: str) -> str:
     both = f"{qualified(schema, name)}, {unlogged(schema, name)}"
+    usage = f'GRANT USAGE ON SCHEMA "{schema}" TO this user; ' if schema else ""
     return (
-        f"does not let this user use the tables for locks ({why}); have their owner run: GRANT "
-        f"SELECT, INSERT, UPDATE, DELETE ON {both} TO this user; or have them made by this user: "
-        f"{redlock_command('init')}"
+        f"does not let this user use the tables for locks ({why}); have their owner run: {usage}"
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON {both} TO this user"
     )
 
 
 def tables(schema: str, name: str) -> list[str]:
     """Return the statements that make the tables; they do no harm where these are."""
     table, crash = qualified(schema, name), unlogged(schema, name)
-    meta = f"'\\x{META.hex()}'::bytea"
+    meta = bytea(META)
     made = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint::text"
-    found = [f'CREATE SCHEMA IF NOT EXISTS "{schema}"'] if schema else []
+    found = []
+    if schema:  # IF NOT EXISTS would ask for the right to make one where there is one
+        found.append(
+            f"DO $$ BEGIN IF to_regnamespace('\"{schema}\"') IS NULL THEN "
+            f'CREATE SCHEMA "{schema}"; END IF; END $$'
+        )
     found.append(
         f"CREATE TABLE IF NOT EXISTS {table} (key bytea NOT NULL, part bytea NOT NULL, "
         "kind smallint NOT NULL, value bytea NOT NULL, ends bigint, PRIMARY KEY (key, part)) "

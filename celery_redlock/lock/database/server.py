@@ -20,6 +20,8 @@ import time
 import weakref
 from collections.abc import Sequence
 
+from redis.exceptions import ResponseError
+
 from celery_redlock.lock.database.batch import MOST_AT_ONCE, Batches
 from celery_redlock.lock.database.resp import encoded, parsed
 from celery_redlock.lock.database.store import Broken, Busy, Store
@@ -49,6 +51,7 @@ class Server:
         self._ours = weakref.ref(ours)
         self._store = store
         self._batches = Batches(store)
+        self._selector: selectors.BaseSelector | None = None
         self._works = False
         self._thread = threading.Thread(target=self._serve, name="redlock-database", daemon=True)
         _every_server.add(self)
@@ -61,6 +64,8 @@ class Server:
         for end in (self._socket, self._ours()):
             if end is not None:
                 end.close()
+        if self._selector is not None:
+            self._selector.close()
         self._store.forget()
 
     @property
@@ -87,21 +92,46 @@ class Server:
     def _serve(self) -> None:
         data = b""
         try:
-            while True:
-                self._works = False
-                self._socket.recv(1, socket.MSG_PEEK)
-                self._works = True  # before it is read: see `is_settled`
-                if not (more := self._socket.recv(CHUNK)):
-                    break
-                commands, data = parsed(data + more)
-                self._answer(commands)
+            with self._watching() as self._selector:
+                while True:
+                    self._works = False
+                    self._await(self._selector)
+                    self._works = True  # before it is read: see `is_settled`
+                    if not (more := self._socket.recv(CHUNK)):
+                        break
+                    commands, data = parsed(data + more)
+                    self._answer(commands)
         except (Broken, Busy, OSError, ValueError) as error:
             logger.debug("A connection to a database ends: %s", error)
+            if self._works:
+                self._say(error)
         finally:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
             self._socket.close()
             self._store.close()
+
+    def _watching(self) -> selectors.BaseSelector:
+        selector = selectors.DefaultSelector()
+        selector.register(self._socket, selectors.EVENT_READ)
+        if self._store.fileno() >= 0:
+            selector.register(self._store.fileno(), selectors.EVENT_READ)
+        return selector
+
+    def _await(self, selector: selectors.BaseSelector) -> None:
+        """
+        Wait until a command has come; raises Broken if the database hangs up before that.
+
+        So an idle connection is closed to whoever uses it, too, who makes another one then and
+        loses no request with this one.
+        """
+        while self._socket not in [key.fileobj for key, _ in selector.select()]:
+            self._store.heard()  # nobody listens here yet, so what has been told is for others
+
+    def _say(self, error: Exception) -> None:
+        """Say why the connection ends, as a server of Redis does that cannot answer anybody yet."""
+        with contextlib.suppress(OSError):
+            self._socket.sendall(encoded(ResponseError(f"LOADING {error}")))
 
     def _answer(self, commands: Sequence[Sequence[bytes]]) -> None:
         for first in range(0, len(commands), MOST_AT_ONCE):
@@ -115,18 +145,18 @@ class Server:
 
     def _listen(self, channel: bytes) -> None:
         self._works = False  # nothing that is told here has to arrive
-        is_told, told_at = self._store.listen(channel), float("-inf")
-        self._socket.sendall(encoded([b"subscribe", channel, 1]))
+        is_told = self._store.listen(channel)
         try:
+            told_at = self._open_ears(channel, is_told=is_told)
+            # Not before: a release meanwhile would tell nobody, and who listens count on it.
+            self._socket.sendall(encoded([b"subscribe", channel, 1]))
             with selectors.DefaultSelector() as selector:
                 selector.register(self._socket, selectors.EVENT_READ)
                 if is_told:
                     selector.register(self._store.fileno(), selectors.EVENT_READ)
                 while True:
                     if time.monotonic() - told_at > EARS_TOLD:
-                        told_at = time.monotonic()
-                        ends = self._store.read(()).micros + int(EARS_KEPT * 1e6)
-                        self._store.open_ears(channel, is_polled=not is_told, ends=ends)
+                        told_at = self._open_ears(channel, is_told=is_told)
                     ready = selector.select(EARS_TOLD if is_told else LOOK_EVERY)
                     if self._socket in [key.fileobj for key, _ in ready]:
                         if not self._socket.recv(CHUNK):
@@ -138,6 +168,13 @@ class Server:
         finally:
             with contextlib.suppress(Broken, Busy):
                 self._store.close_ears(channel)
+
+    def _open_ears(self, channel: bytes, *, is_told: bool) -> float:
+        """Let it be known for a while that somebody listens; return since when [s, our clock]."""
+        now = time.monotonic()
+        ends = self._store.read(()).micros + int(EARS_KEPT * 1e6)
+        self._store.open_ears(channel, is_polled=not is_told, ends=ends)
+        return now
 
 
 def waiting_in(sock: socket.socket) -> int:

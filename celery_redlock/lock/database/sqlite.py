@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import secrets
 import sqlite3
 import time
+import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
-from celery_redlock.lock.database.rows import Row
+from celery_redlock.lock.database.rows import Row, Writes
 from celery_redlock.lock.database.store import META, VERSION, Broken, Busy, Snapshot, Store
-from celery_redlock.lock.nodes.guard import Unfit
+from celery_redlock.process.forks import around_fork
+from celery_redlock.process.mutex import new_mutex
 
 __all__ = ["connected", "drops", "make_tables", "name_of", "tables"]
 
@@ -28,19 +31,23 @@ __all__ = ["connected", "drops", "make_tables", "name_of", "tables"]
 PATIENCE = 1.0
 #: What says which boot of the machine this is; a crash of it may have lost commits.
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-#: Connections that a child has inherited; to close one there would harm its parent's.
-_inherited: list[sqlite3.Connection] = []
+#: Whose turn it is to use a file: one of this process, and nobody while it forks. All files are
+#: closed then. What SQLite has noted in memory of its locks would else be believed in the child,
+#: which has none of them: others would delete, or begin anew, the log that it writes to.
+_turn = new_mutex()
 
 
 def name_of(url: str) -> str:
-    """Return the name of the file at *url*; ValueError if there is none."""
-    return f"sqlite{path_of(url)}"
+    """Return the name of the file at *url*, whichever way leads there; ValueError if none does."""
+    return f"sqlite{os.path.realpath(path_of(url))}"
 
 
 def path_of(url: str) -> str:
-    parts = urlsplit(url)
-    path = unquote(parts.path)[1:]
-    if parts.netloc or not path or path == ":memory:":
+    where, _, options = url.partition("://")[2].partition("?")
+    path = unquote(where)[1:]
+    if options:
+        raise ValueError("a file has none of these options; a ? of its name is written %3F")
+    if not where.startswith("/") or not path or path == ":memory:":
         raise ValueError("write sqlite:// and its whole path: sqlite:////path/to/the/file")
     if not Path(path).is_absolute():
         raise ValueError("all processes need the same file: write sqlite:// and its whole path")
@@ -51,65 +58,114 @@ class Sqlite(Store):
     """One connection to a file."""
 
     def __init__(self, path: str, name: str, *, is_async: bool) -> None:
-        self._path = path
+        self._path, self._log_path = path, ""
+        self._connection: sqlite3.Connection | None = None
+        self._has_turn = False
         self.table = f'"{name}"'
         self.hears = False
-        try:
-            self._connection = sqlite3.connect(
-                path, timeout=PATIENCE, isolation_level=None, check_same_thread=False
-            )
-            self._connection.execute("PRAGMA journal_mode = WAL")
-            self._connection.execute(f"PRAGMA synchronous = {'NORMAL' if is_async else 'FULL'}")
-        except sqlite3.Error as error:
-            raise Broken(f"{path}: {error}") from None
         self.version = f"SQLite {sqlite3.sqlite_version}"
         self.commits = "async" if is_async else "durable"
 
     def run(self, *statements: str) -> list[list[tuple[Any, ...]]]:
-        try:
-            return [self._connection.execute(one).fetchall() for one in statements]
-        except sqlite3.OperationalError as error:
-            with contextlib.suppress(sqlite3.Error):
+        with _turn:
+            try:
+                connection = self._opened()
+                return [connection.execute(one).fetchall() for one in statements]
+            except sqlite3.Error as error:
+                self._undo()
+                if "locked" in str(error) or "busy" in str(error):
+                    raise Busy(str(error)) from None
+                raise Broken(f"{self._path}: {error}") from None
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._connection is None:
+            found = sqlite3.connect(
+                self._path, timeout=PATIENCE, isolation_level=None, check_same_thread=False
+            )
+            try:
+                found.execute("PRAGMA journal_mode = WAL")
+                synchronous = "NORMAL" if self.commits == "async" else "FULL"
+                found.execute(f"PRAGMA synchronous = {synchronous}")
+                found.execute("SELECT 1 FROM sqlite_master").fetchall()  # which opens its log
+            except sqlite3.Error:
+                found.close()
+                raise
+            self._log_path = f"{os.path.realpath(self._path)}-wal"  # beside no link to the file
+            self._connection, self._log = found, inode_of(self._log_path)
+            _every_file.add(self)
+        return self._connection
+
+    def _undo(self) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            if self._connection is not None:
                 self._connection.execute("ROLLBACK")
-            if "locked" in str(error) or "busy" in str(error):
-                raise Busy(str(error)) from None
-            raise Broken(f"{self._path}: {error}") from None
-        except sqlite3.Error as error:
-            raise Broken(f"{self._path}: {error}") from None
 
     def literal(self, data: bytes) -> str:
         return f"x'{data.hex()}'"
 
     def begin(self, exclusive: Sequence[bytes], shared: Sequence[bytes]) -> Snapshot:
-        _, rows = self.run("BEGIN IMMEDIATE", self.select([*exclusive, *shared]))
-        return self._snapshot(rows)
+        _turn.acquire()
+        self._has_turn = True  # until the end of the transaction
+        try:
+            _, rows = self.run("BEGIN IMMEDIATE", self.select([*exclusive, *shared]))
+            return self._snapshot(rows)
+        except BaseException:
+            self._end_turn()
+            raise
+
+    def commit(self, writes: Writes) -> None:
+        try:
+            super().commit(writes)
+            self._check_log()  # else it is on no disk
+        finally:
+            self._end_turn()
+
+    def roll_back(self) -> None:
+        try:
+            super().roll_back()
+        finally:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        if self._has_turn:
+            self._has_turn = False
+            _turn.release()
 
     def read(self, keys: Sequence[bytes]) -> Snapshot:
         (rows,) = self.run(self.select(keys))
         return self._snapshot(rows)
 
     def _snapshot(self, rows: Iterable[tuple[Any, ...]]) -> Snapshot:
+        self._check_log()
         if self._file() != self._stamp:
             msg = f"{self._path} is another file now"
             raise Broken(msg)
         return Snapshot(time.time_ns() // 1000, [Row(*row) for row in rows])
 
+    def _check_log(self) -> None:
+        """Raise `Broken` if the log that we write to was deleted, and our commits with it."""
+        if self._connection is not None and inode_of(self._log_path) != self._log:
+            msg = (
+                f"{self._log_path} was deleted while it was in use; give the locks a file that "
+                "nothing else opens"
+            )
+            raise Broken(msg)
+
     def _file(self) -> str:
-        try:
-            found = Path(self._path).stat()
-        except OSError as error:
-            raise Broken(f"{self._path}: {error.strerror}") from None
-        return f"{found.st_dev} {found.st_ino}"
+        if not (found := inode_of(self._path)):
+            msg = f"{self._path} is not there any more"
+            raise Broken(msg)
+        return found
 
     def meet(self, *, is_async: bool) -> None:
+        self.run()  # which opens it
         self._stamp = self._file()
         self.run("BEGIN IMMEDIATE", *tables("", self.table.strip('"')), "COMMIT")
         (meta,) = self.run(
             f"SELECT value FROM {self.table} WHERE key = {self.literal(META)} ORDER BY part"
         )
         ident, made, version = (bytes(value) for (value,) in meta)
-        if version != b"%d" % VERSION:
-            raise Unfit(f"has tables of another version ({self.table})")
+        self.check_version(version)
         self.made, self.micros_at_start = int(made), time.time_ns() // 1000
         parts = [ident.decode(), self._stamp, boot_id() if is_async else ""]
         self.run_id = hashlib.sha1("\n".join(parts).encode()).hexdigest()  # noqa: S324  no secret
@@ -127,14 +183,29 @@ class Sqlite(Store):
         return -1
 
     def close(self) -> None:
-        with contextlib.suppress(sqlite3.Error):
-            self._connection.close()
+        with _turn, contextlib.suppress(sqlite3.Error):
+            if self._connection is not None:
+                self._connection.close()
+            self._connection = None
+        self._end_turn()
 
     def hang_up(self) -> None:
-        self._connection.interrupt()
+        connection = self._connection
+        with contextlib.suppress(sqlite3.Error):  # it has just been closed
+            if connection is not None:
+                connection.interrupt()
 
     def forget(self) -> None:
-        _inherited.append(self._connection)
+        """It was closed before the fork."""
+
+
+def inode_of(path: str) -> str:
+    """Return which file is at *path*; empty if there is none."""
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return ""
+    return f"{found.st_dev} {found.st_ino}"
 
 
 def boot_id() -> str:
@@ -187,3 +258,15 @@ def make_tables(url: str, schema: str, name: str) -> bool:  # noqa: ARG001  as o
     finally:
         store.close()
     return not found
+
+
+_every_file: weakref.WeakSet[Sqlite] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    _turn.acquire()
+    for file in list(_every_file):
+        file.close()
+
+
+around_fork("files", _turn.release, before=_before_fork, in_parent=_turn.release)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from celery_redlock.lock.database.loaded import EARS, INBOX
 from celery_redlock.lock.database.rows import STREAM, STRING, Row, Writes, entries_key
+from celery_redlock.lock.nodes.guard import Unfit
 
 __all__ = ["VERSION", "Broken", "Busy", "Snapshot", "Store"]
 
@@ -105,6 +106,15 @@ class Store(ABC):
     @abstractmethod
     def fileno(self) -> int:
         """Return what can be waited for until a message comes; -1 for nothing."""
+
+    def check_version(self, version: bytes) -> None:
+        if version != b"%d" % VERSION:
+            msg = (
+                f"has tables of version {version.decode(errors='replace')} ({self.table}), and "
+                f"this celery-redlock has {VERSION}: have the same release everywhere, or name "
+                "other tables by table= in the URL"
+            )
+            raise Unfit(msg)
 
     # -- transactions ------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from celery_redlock.lock.nodes.urls import (
     OPTIONS,
     hide_password,
     is_database,
+    other_scheme,
     pool_of,
     why_refused,
 )
@@ -70,7 +71,7 @@ class UrlAddress:
         try:
             self._pool = pool_of(url)
         except (ValueError, TypeError) as error:
-            why = why_refused(url, error)
+            why = other_scheme(url) or why_refused(url, error)
             msg = f"redlock_nodes: {hide_password(url)!r} is not a URL of a Redis server{why}"
             raise ConfigurationError(msg) from None
         self.label = label_of(self._pool.connection_kwargs)

@@ -49,6 +49,8 @@ class Waiter:
     """Somebody who waits for rounds to be decided, at most until *deadline*."""
 
     __slots__ = ("deadline", "rounds", "wake")
+    #: Whether it can wait for the sockets on behalf of others.
+    reads = True
 
     def __init__(self, rounds: Sequence[Round], deadline: float) -> None:
         self.rounds = rounds
@@ -61,6 +63,11 @@ class Waiter:
             if a_round.is_open:
                 return True
         return False
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether there is something to wake it up for."""
+        return not self.is_open
 
     def rouse(self) -> None:
         """Wake it up; called with the mutex held."""
@@ -232,5 +239,5 @@ class Connections:
 
     def _rouse_decided(self) -> None:
         for other in self._waiters:
-            if other is not self._reader and not other.is_open:
+            if other is not self._reader and other.is_decided:
                 other.rouse()

@@ -60,19 +60,65 @@ class Fanout(Connections):
             self._decline(rounds)
             return
         self._ask(rounds, ends)
-        for node in self.nodes:
-            if node.clock.doubt is not None:
-                self._compare_clocks()
-                return
+        if self.has_doubts():
+            self.compare_clocks()
 
     def _ask(self, rounds: Sequence[Round], ends: float | None = None) -> None:
+        self.get_ready(ends)
+        self._exchange(rounds, self._rules.node_timeout, ends)
+
+    def get_ready(self, ends: float | None = None) -> None:
+        """Wait for connections where they have to be made, or may have ended unnoticed."""
         if clock.now() - self._looked > QUIET:
             with self._mutex:
                 self._look()
         if self._is_idle():
             self._replace_dropped(ends)
         self.settle(ends)
-        self._exchange(rounds, self._rules.node_timeout, ends)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `get_ready` would wait for nothing."""
+        return self._has_settled and self._has_quorum() and not self._is_idle()
+
+    def has_doubts(self) -> bool:
+        for node in self.nodes:  # noqa: SIM110  without a generator, as it is on every task's path
+            if node.clock.doubt is not None:
+                return True
+        return False
+
+    # -- for those who wait for the sockets themselves -----------------------------
+
+    def fileno(self) -> int | None:
+        """Return what is readable while a node has answered; None if nothing is."""
+        with self._mutex:
+            fileno = getattr(self._selector, "fileno", None)
+        return None if fileno is None else int(fileno())
+
+    @property
+    def node_timeout(self) -> float:
+        return self._rules.node_timeout
+
+    def begin(self, waiter: Waiter) -> None:
+        """Put the rounds of *waiter* to every node; `end` it in any case."""
+        with self._mutex:
+            self._waiters.append(waiter)
+            self._send(waiter.rounds)
+
+    def read_now(self) -> None:
+        """
+        Read what has come, unless a thread waits for the sockets.
+
+        It is not to sleep on because what it has waited for was read by another.
+        """
+        with self._mutex:
+            if not self._has_reader():
+                self._read(self._selector.select(0))
+
+    def end(self, waiter: Waiter) -> None:
+        with self._mutex:
+            self._leave(waiter)
+        self.publish()
 
     def _exchange(self, rounds: Sequence[Round], longest: float, ends: float | None = None) -> None:
         deadline = clock.now() + longest
@@ -119,7 +165,7 @@ class Fanout(Connections):
                     self._lose(node, Stale("its connection was dropped while it was idle"))
             self._has_settled = False
 
-    def _compare_clocks(self) -> None:
+    def compare_clocks(self) -> None:
         """Find out whether our clock moved or those of the nodes in doubt, and act on it."""
         doubts = [node.clock.doubt for node in self.nodes]  # once: other threads settle them, too
         if any(doubt is not None and not doubt.is_reported for doubt in doubts):
@@ -248,7 +294,7 @@ class Fanout(Connections):
         if self._reader is waiter:
             self._reader = None
             for heir in self._waiters:
-                if heir.is_open and now < heir.deadline:
+                if heir.reads and heir.is_open and now < heir.deadline:
                     self._reader = heir
                     heir.rouse()
                     break

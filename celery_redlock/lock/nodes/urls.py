@@ -21,6 +21,7 @@ __all__ = [
     "BadUrl",
     "hide_password",
     "is_database",
+    "other_scheme",
     "pool_of",
     "rules_for",
     "takes_login",
@@ -54,8 +55,10 @@ FIXED: dict[str, Any] = {
     "decode_responses": False,
     "retry": Retry(NoBackoff(), 0),
 }
+#: Schemes of servers of Redis that redis-py knows; a cluster has its own.
+SERVERS = ("redis", "rediss", "unix")
 #: Schemes of databases; ``sqlite:///`` has no host.
-DATABASES = ("postgresql", "postgres", "postgresql+psycopg", "sqlite")
+DATABASES = ("postgresql", "postgres", "sqlite")
 #: Those of them that are a file, which has no users.
 FILES = ("sqlite",)
 #: `Rules.node_timeout` where a node is a database, unless it is set: each answer is a commit [s].
@@ -90,7 +93,8 @@ def takes_login(node: object) -> bool:
 
 
 def scheme_of(url: str) -> str:
-    return url.partition("://")[0].lower()
+    """Return its scheme, without the driver by which SQLAlchemy has a database."""
+    return url.partition("://")[0].partition("+")[0].lower()
 
 
 def rules_for(nodes: object, **settings: Any) -> Rules:
@@ -106,6 +110,17 @@ def check_database(url: str) -> None:
     name = parts.path.strip("/") if "db" not in parse_qs(parts.query) else ""
     if parts.scheme in ("redis", "rediss") and name and not (name.isascii() and name.isdigit()):
         raise BadUrl("what follows the host is the number of a database, like /0")
+
+
+def other_scheme(url: str) -> str:
+    """Return what is wrong with the scheme of *url*, to be added to a text; "" if nothing is."""
+    scheme, slashes, _ = url.lower().partition("://")
+    if scheme.startswith("db+") and is_database(url[len("db+") :]):
+        return ": without db+ it is one of a database"
+    if slashes and scheme not in SERVERS:
+        known = ", ".join(f"{it}://" for it in (*SERVERS, "redis+cluster", *DATABASES))
+        return f", nor of a database: those begin with one of {known}"
+    return ""
 
 
 def why_refused(url: str, error: Exception) -> str:

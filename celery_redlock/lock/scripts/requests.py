@@ -148,8 +148,12 @@ def inspect_request(rules: Rules, name: str) -> Request:
     return Request(INSPECT, (keys.lock, keys.fence), ())
 
 
-def places_request(rules: Rules, name: str, limit: int, execution: str) -> Request:
-    return Request(PLACES, lock_keys(rules.prefix, name, limit), (execution.encode(),))
+def places_request(
+    rules: Rules, name: str, limit: int, execution: str, *, lapses: bool = False
+) -> Request:
+    """Ask which places are taken, and if *lapses* when the first of them lapses."""
+    arguments = execution.encode(), b"1" if lapses else b"0"
+    return Request(PLACES, lock_keys(rules.prefix, name, limit), arguments)
 
 
 def probe_request(rules: Rules) -> Request:

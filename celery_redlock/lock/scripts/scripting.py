@@ -24,6 +24,9 @@ __all__ = [
     "FENCE",
     "GUARD",
     "HEAD",
+    "LAPSE",
+    "LAPSES",
+    "LARGEST",
     "TTL",
     "VALUE",
     "Script",
@@ -68,6 +71,18 @@ local function keep(key, life)
 end
 """
 )
+
+# When the first lapses of those keys, from a number on, that are there [ms]; 0 if none does.
+LAPSE = """
+local function lapse(keys, first)
+  local least = 0
+  for i = first, #keys do
+    local left = redis.call('PTTL', keys[i])
+    if left >= 0 and (least == 0 or left < least) then least = math.max(left, 1) end
+  end
+  return least
+end
+"""
 
 # Common head of the scripts that vote: a node whose boot marker is not the run id that this
 # connection saw has lost its memory (restart, flush, failover) and must not vote for a while (-2).
@@ -215,6 +230,7 @@ FENCE: Field = ("fence", fence_in)
 TTL: Field = ("ttl", left)
 VALUE: Field = ("value", text)
 AMOUNT: Field = ("amount", natural)
+LAPSES: Field = ("lapses", left)
 
 #: Codes that mean the same in the replies of all scripts: the vote, and the fields that follow.
 ANSWERS: dict[int, tuple[enum.Enum, tuple[Field, ...]]] = {

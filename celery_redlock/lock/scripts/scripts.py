@@ -13,6 +13,8 @@ from celery_redlock.lock.scripts.scripting import (
     FENCE,
     GUARD,
     HEAD,
+    LAPSE,
+    LAPSES,
     VALUE,
     Script,
     read_release,
@@ -204,15 +206,17 @@ return {0, now_ms(), redis.call('PTTL', KEYS[1]), cur, fence}
 """
 
 
-# KEYS the places of a lock ; ARGV 1 an execution, or ''
-# Answers for each whether it is free ('0'), taken ('1'), or taken by that execution ('2').
+# KEYS the places of a lock
+# ARGV 1 an execution, or '' 2 '1' to have told when the first of them lapses
+# Answers for each whether it is free ('0'), taken ('1'), or taken by that execution ('2'); and when
+# that is.
 PLACES_LUA = """
 local taken = redis.call('MGET', unpack(KEYS))
 for i, value in ipairs(taken) do
   local is_its = value and ARGV[1] ~= '' and string.find(value, ARGV[1], TOKEN, true)
   taken[i] = is_its and '2' or value and '1' or '0'
 end
-return {1, now_ms(), table.concat(taken)}
+return {1, now_ms(), table.concat(taken), ARGV[2] == '1' and lapse(KEYS, 1) or 0}
 """
 
 
@@ -252,8 +256,8 @@ INSPECT = Script(
     positive=(),
 )
 PLACES = Script(
-    HEAD + PLACES_LUA,
-    replies({1: (VoteKind.GRANTED, (VALUE,))}),
+    HEAD + LAPSE + PLACES_LUA,
+    replies({1: (VoteKind.GRANTED, (VALUE, LAPSES))}),
     guarded=False,
     writes=False,
     positive=(),

@@ -28,6 +28,7 @@ __all__ = [
     "holder_of",
     "is_in_doubt",
     "judge",
+    "lapses_in",
     "marker_in",
     "positions_of",
     "prevents_majority",
@@ -59,6 +60,7 @@ class Vote(NamedTuple):
     node_now: float = 0.0  # the node's wall clock [s, Unix time]; 0.0 if unknown
     reason: str = ""  # why there is no vote, in plain words
     amount: int = 0  # of what the record of a feature counts
+    lapses: float = 0.0  # when a place that is held lapses, if nobody renews it [s]; 0.0 if none
 
     def __repr__(self) -> str:  # without the token: error trackers store the locals of frames
         return f"<Vote {self.in_words()}, fence={self.fence}>"
@@ -200,6 +202,13 @@ def earliest_free(ballot: Ballot) -> float | None:
     leases = sorted(v.ttl for v in votes_of(ballot, VoteKind.REFUSED) if v.ttl)
     missing = quorum(len(ballot)) - count(ballot, VoteKind.GRANTED)
     return leases[missing - 1] if 0 < missing <= len(leases) else None
+
+
+def lapses_in(ballot: Ballot) -> float:
+    """Return when a place that is held lapses by what a majority says [s]; 0.0 if none does."""
+    said = sorted(vote.lapses for vote in votes_of(ballot, VoteKind.GRANTED))
+    majority = quorum(len(ballot))
+    return said[majority - 1] if len(said) >= majority else 0.0
 
 
 def quarantine_left(

@@ -91,6 +91,10 @@ class Listener:
 
     def enter(self, waiting: Waiting) -> None:
         self.room.enter(waiting)
+        self.listen()
+
+    def listen(self) -> None:
+        """Listen to all nodes; again, where a `close` has ended that."""
         with self._mutex:
             missing = set(range(len(self._addresses))) - self._listening
         for position in missing:
@@ -124,6 +128,8 @@ class Listener:
             try:
                 connection = self._subscribed(position)
                 backoff = SHORTEST_BACKOFF
+                # A release before this has taken all of this process out of the node's lines.
+                self.room.register_all()
                 self._hear_all(position, connection, closed)
                 break
             except Exception as error:  # noqa: BLE001  the node says nothing until it is back

@@ -3,6 +3,7 @@ A room for all that wait for locks in a process, threads and messages alike.
 
     enter --> a node sends a hint that the lock may be free --> the oldest who waits for it is woken
           --> leave, or wait again
+          --> registered again as a node can be heard: it takes whom nobody hears out of its line
 
 A hint counts once a majority of nodes has sent it, or a round trip of the first one's node later:
 others, further away, then have the release before the attempt. If not, the majority wakes the same
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
@@ -29,9 +30,14 @@ __all__ = ["Room", "ThreadWaiting", "Waiting"]
 BELATED = 1.0
 #: Most hints that do so: those of other nodes then count as new.
 MOST_HINTS = 1000
+#: Who has not run for so long cannot [s]: its loop is blocked, stopped or closed. Twice what a
+#: waiter sleeps at most.
+CANNOT_RUN = 2.0
+#: Who has not run for so long is gone [s].
+GONE = 60.0
 NEVER = float("inf")
 
-by_age = attrgetter("since")
+by_age = attrgetter("since", "who")
 takes_free = attrgetter("takes_free")
 
 
@@ -40,13 +46,19 @@ class Waiting:
 
     takes_free = True  # or else it waits for a release
 
-    def __init__(self, line: bytes, since: float) -> None:
+    def __init__(self, line: bytes, since: float, who: str = "") -> None:
         self.line = line  # Redis key of the line
         self.since = since  # [s, Unix time]
+        self.who = who  # as nodes know it, which sort by it those who came at once
         self.is_woken = False  # and has not waited again since
+        self.ran_at = NEVER  # [s, our clock]; a message always can
 
     def wake(self, after: float) -> None:
         """Have it try for the lock in so many seconds; called with the room's mutex held."""
+        raise NotImplementedError
+
+    def register_again(self) -> None:
+        """Have the nodes told once more that it waits; called with the room's mutex held."""
         raise NotImplementedError
 
 
@@ -56,11 +68,16 @@ class ThreadWaiting(Waiting):
 
     No event: a signal may strike a thread at any point, and would leave an event's own lock taken,
     on which the listener's threads would hang.
+
+    Attributes:
+        is_to_register: Whether it sleeps no longer before the nodes were told that it waits.
     """
 
     def __init__(self, line: bytes, since: float, now: Callable[[], float] = clock.now) -> None:
         super().__init__(line, since)
+        self.is_to_register = False
         self._now = now
+        self.ran_at = now()
         self._wakes_at = NEVER
         self._bell = threading.Lock()
         self._bell.acquire()
@@ -68,12 +85,21 @@ class ThreadWaiting(Waiting):
     def wake(self, after: float) -> None:
         """If it does not sleep, its next `wait` ends by then."""
         self._wakes_at = min(self._wakes_at, self._now() + after)
+        self._ring()
+
+    def register_again(self) -> None:
+        self.is_to_register = True
+        self._ring()
+
+    def _ring(self) -> None:
         if self._bell.locked():
             self._bell.release()
 
     def seconds_left(self, ends: float) -> float:
         if self._wakes_at == NEVER:
             self.is_woken = False
+        if self.is_to_register:
+            return 0.0
         return min(ends, self._wakes_at) - self._now()
 
     def was_woken(self) -> bool:
@@ -121,7 +147,12 @@ class Room:
 
     @property
     def is_empty(self) -> bool:
-        return not self._lines
+        return not self._lines or not self._has_anybody()
+
+    def _has_anybody(self) -> bool:
+        since = self._now() - GONE
+        with self._mutex:
+            return any(one.ran_at >= since for line in self._lines.values() for one in line)
 
     def enter(self, waiting: Waiting) -> None:
         with self._mutex:
@@ -145,18 +176,39 @@ class Room:
                 insort(line, waiting, key=by_age)
 
     def is_oldest(self, waiting: Waiting) -> bool:
-        """Return whether it takes a free lock, and nobody here has waited longer for that one."""
+        """
+        Return whether it takes a free lock, and nobody here has waited longer for that one.
+
+        To be asked by *waiting* itself: it runs.
+        """
+        if waiting.ran_at != NEVER:
+            waiting.ran_at = self._now()
         # Without the mutex: another thread may be about to leave an empty line.
-        in_line = self._lines.get(waiting.line, ())
-        return waiting.takes_free and next(filter(takes_free, in_line), waiting) is waiting
+        return waiting.takes_free and self.oldest(waiting.line) in (None, waiting)
+
+    def oldest(self, line: bytes) -> Waiting | None:
+        """Return who has waited longest here of those who take a free lock of *line*, and can."""
+        return next(filter(takes_free, self._running(self._lines.get(line, ()))), None)
+
+    def _running(self, waiting: Iterable[Waiting]) -> Iterator[Waiting]:
+        since = self._now() - CANNOT_RUN
+        return (one for one in waiting if one.ran_at >= since)
 
     def free(self, line: bytes, places: int) -> None:
         """Have as many of the oldest in *line* try as *places* of their lock are free."""
         with self._mutex:
-            for waiting in islice(filter(takes_free, self._lines.get(line, ())), places):
+            able = filter(takes_free, self._running(self._lines.get(line, ())))
+            for waiting in islice(able, places):
                 if not waiting.is_woken:
                     waiting.is_woken = True
                     waiting.wake(0.0)
+
+    def register_all(self) -> None:
+        """Have the nodes told once more of all who wait."""
+        with self._mutex:
+            for line in self._lines.values():
+                for waiting in reversed(line):  # the oldest tries, and may release soon
+                    waiting.register_again()
 
     def hear(self, position: int, message: bytes) -> None:
         """Take a hint of the node at *position*: of which release, and of which line."""
@@ -193,4 +245,5 @@ class Room:
 
     def _next(self, line: bytes) -> Waiting:
         in_line = self._lines[line]
-        return next((one for one in in_line if not one.is_woken), in_line[0])
+        asleep = (one for one in self._running(in_line) if not one.is_woken)
+        return next(asleep, None) or next(self._running(in_line), in_line[0])

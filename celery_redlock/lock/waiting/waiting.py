@@ -35,6 +35,8 @@ from celery_redlock.lock.scripts.scripting import (
     AMOUNT,
     CONSTANTS,
     GUARD,
+    LAPSE,
+    LAPSES,
     TTL,
     Script,
     read_release,
@@ -53,7 +55,7 @@ __all__ = [
     "has_answered",
     "leave_request",
     "wait_request",
-    "waited_for",
+    "waits_since",
 ]
 
 #: How long a node counts somebody as waiting that it has not heard of again [s]. A message that is
@@ -72,9 +74,11 @@ NO_CHANNEL = "-" * CHANNEL_LENGTH
 # lock. A node forgets whom it has not heard of when another would be too many, and now and then.
 
 # KEYS 1 line 2 waiters 3 boot 4 quarantine 5... the places of the lock, to have told how many of
-#      them nobody holds; answered with how long this one has waited by what the node knows
+#      them nobody holds; answered with how long this one has waited by what the node knows, and
+#      when the first place lapses
 # ARGV 1 who 2 channel 3 limit 4 since when 5 how many may wait, or '0' for any number 6 for how
-#      long one counts who is not heard of 7 description 8 quarantine or '0' 9 boot id
+#      long one counts who is not heard of 7 description 8 '1' to have told when a place lapses,
+#      which takes a look at each 9 quarantine or '0' 10 boot id
 WAIT_LUA = f"""
 local LIMIT, MOMENT, NONE = {LIMIT_LENGTH}, {MOMENT_LENGTH}, '{NO_CHANNEL}'
 local KNOWN = {CHANNEL_LENGTH} + LIMIT
@@ -90,7 +94,7 @@ local function forget_silent(line, waiters, before)
 end
 local now = now_ms()
 local found, held_back = unpack(redis.call('MGET', KEYS[3], KEYS[4]))
-local code, left = may_vote(found, held_back, KEYS[3], KEYS[4], ARGV[9], ARGV[8])
+local code, left = may_vote(found, held_back, KEYS[3], KEYS[4], ARGV[10], ARGV[9])
 if code == -2 then redis.call('DEL', KEYS[1], KEYS[2]) end
 if code ~= 1 then return {{code, now, left}} end
 local known = redis.call('HGET', KEYS[2], ARGV[1])
@@ -117,7 +121,7 @@ if ARGV[2] ~= NONE then
 end
 local free = #KEYS - 4
 if free > 0 then free = free - redis.call('EXISTS', unpack(KEYS, 5)) end
-return {{1, now, free, now - since}}
+return {{1, now, free, now - since, ARGV[8] == '1' and lapse(KEYS, 5) or 0}}
 """
 
 # KEYS 1 line 2 waiters ; ARGV 1 who
@@ -130,8 +134,8 @@ return {{redis.call('HDEL', KEYS[2], ARGV[1]), 0}}
 """
 
 WAIT = Script(
-    GUARD + WAIT_LUA,
-    replies({1: (VoteKind.GRANTED, (AMOUNT, TTL)), 4: (VoteKind.REFUSED, ())}),
+    GUARD + LAPSE + WAIT_LUA,
+    replies({1: (VoteKind.GRANTED, (AMOUNT, TTL, LAPSES)), 4: (VoteKind.REFUSED, ())}),
     guarded=True,
     one_way=True,
 )
@@ -150,6 +154,7 @@ class InLine:
     channel: str = ""  # of its process; empty where nothing can be sent to it
     limit: int = 1  # how many places the lock has for it
     asks: bool = False  # whether the nodes are to say how many of these nobody holds
+    lapses: bool = False  # and when the first lapses: of starts, which nobody releases
 
 
 def wait_request(rules: Rules, one: InLine, most: int = 0) -> Request:
@@ -173,6 +178,7 @@ def wait_request(rules: Rules, one: InLine, most: int = 0) -> Request:
             b"%d" % most,
             b"%d" % round(HEARD_FOR * 1000),
             encode_info(holder_payload(one.info, one.since)),
+            b"1" if one.lapses else b"0",
             rules.quarantine_ms,
         ),
     )
@@ -188,11 +194,17 @@ def has_answered(ballot: Ballot) -> bool:
     return any(has_majority(ballot, kind) for kind in (VoteKind.GRANTED, VoteKind.REFUSED))
 
 
-def waited_for(ballot: Ballot) -> float | None:
-    """Return how long somebody has waited [s] by what a majority says; None if none does."""
-    said = sorted(vote.ttl for vote in votes_of(ballot, VoteKind.GRANTED))
+def waits_since(ballot: Ballot) -> float | None:
+    """
+    Return since when somebody waits by what a majority says [s, the nodes' time]; None if none.
+
+    In whole milliseconds, as nodes have it: in another order than theirs a process would wake
+    another one than they have taken out of the line.
+    """
+    votes = votes_of(ballot, VoteKind.GRANTED)
+    said = sorted(round((vote.node_now - vote.ttl) * 1000) for vote in votes)
     majority = quorum(len(ballot))
-    return said[-majority] if len(said) >= majority else None
+    return said[majority - 1] / 1000 if len(said) >= majority else None
 
 
 def free_places(ballot: Ballot) -> int:

@@ -8,6 +8,7 @@ from itertools import islice
 
 import click
 
+from celery_redlock.lock.nodes.urls import is_database
 from celery_redlock.ops.as_json import lock_as_json
 from celery_redlock.ops.cli.command import UNWELL, operator_command, settings_at_hand
 from celery_redlock.ops.listing import LOCK_COLOURS, LOCK_HEAD, LOCK_SPARE, lock_row, show_nodes
@@ -57,7 +58,9 @@ def bootstrap_command(*, yes: bool, force: bool, as_json: bool) -> int:
         show_nodes(nodes)
         click.echo()
     if (locks or live.silent) and not force:
-        refuse(locks, live.silent, len(nodes), as_json=as_json)
+        in_database = any(map(is_database, settings.nodes))
+        remedy = "see to what it says" if in_database else "let this user run SCAN on them"
+        refuse(locks, live.silent, len(nodes), remedy, as_json=as_json)
     if not (yes or force) and is_terminal(sys.stdin):
         click.confirm("Does nobody hold a lock now, and may all nodes vote?", abort=True, err=True)
     results = bootstrap(settings.nodes, settings.rules)
@@ -74,7 +77,9 @@ def bootstrap_command(*, yes: bool, force: bool, as_json: bool) -> int:
     return UNWELL if any(problems.values()) else 0
 
 
-def refuse(locks: Sequence[LockView], silent: Sequence[str], nodes: int, *, as_json: bool) -> None:
+def refuse(
+    locks: Sequence[LockView], silent: Sequence[str], nodes: int, remedy: str, *, as_json: bool
+) -> None:
     """End the command without a change: there are *locks*, or *silent* nodes."""
     if as_json:
         plain = [lock_as_json(lock, nodes) for lock in locks]
@@ -84,8 +89,8 @@ def refuse(locks: Sequence[LockView], silent: Sequence[str], nodes: int, *, as_j
         click.echo()
     msg = (
         f"These nodes could not say whether a lock is held: {', '.join(silent)}. So "
-        "nothing was changed. Start them, or let this user run SCAN on them. (--force goes on all "
-        "the same. On new nodes it does no harm; else it may let two run at once.)"
+        f"nothing was changed. Start them, or {remedy}. (--force goes on all the same. On new "
+        "nodes it does no harm; else it may let two run at once.)"
     )
     if locks:
         msg = (

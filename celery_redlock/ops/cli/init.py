@@ -97,7 +97,7 @@ def make(address: Address, rules: Rules) -> Made:
 def in_words(result: Made) -> list[str]:
     if result.problem:
         lines = [f"{result.node}: {result.problem}"]
-        if "permission denied" in result.problem:
+        if "permission denied" in result.problem and "GRANT" not in result.problem:
             lines.append(f"Have somebody who may do so run: {redlock_command('init --print')}")
         return lines
     lines = [f"{result.node}: {'the tables are made' if result.made else 'the tables are there'}"]

@@ -48,6 +48,8 @@ Columns:
   WAITING   how many wait for it: messages (on_conflict="queue" and
             unique_until), and whoever tries for lock_wait
   OLDEST    for how long the first of them has waited
+  NAME#rate is a start that counts for the lock_rate of NAME: it stands
+            for TTL LEFT, however its task has ended
   TOKEN     public part of the holder's token, for 'redlock release'
 
 \b
@@ -65,7 +67,8 @@ JSON: locks[]: name, task_id, task, execution, host, pid, since, age, ttl
 (null for never), votes[], held, fence, waiting, waiting_since, token,
 foreign; down[]: nodes that could not be read; complete: whether these are all;
 with --reserved in place of locks[]: reserved[]: name, task_id, task, host,
-pid, since, running, ended, left, merged, token, votes[], reserved (by a majority)
+pid, since, running, ended, debounced, left, merged, token, votes[], reserved
+(by a majority)
 """
 
 
@@ -101,7 +104,8 @@ RESERVED = Listed(
 @click.option(
     "--reserved",
     is_flag=True,
-    help="List the names that are reserved at publish (unique_until), and no lock is held for.",
+    help="List the names that are reserved at publish (unique_until), and no lock is held for; "
+    "and the newest call of each burst (debounce).",
 )
 @WATCH
 def ls(
@@ -153,8 +157,8 @@ def note_reserved(settings: Settings, pattern: str | None, longest: float) -> No
     if count:
         names = counted(count, "name")
         click.echo(
-            f"Note: {least}{names} reserved at publish without a lock; see 'redlock ls "
-            "--reserved'.",
+            f"Note: {least}{names} reserved at publish, or debounced, without a lock; see "
+            "'redlock ls --reserved'.",
             err=True,
         )
 

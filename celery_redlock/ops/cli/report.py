@@ -36,7 +36,7 @@ Examples:
 JSON: since, first (Unix times), watched (seconds), silent[]; tasks[]:
 task, mode (report, enforce, both), ran, refused and reported (a count for
 each cause: conflict, unavailable, redelivered, finished, unnamed,
-duplicate, lost),
+duplicate, lost, debounced),
 examples (a record for each cause), holds: count, mean, p50, p99, longest,
 ttl; too_short, advice[]: option, text, value; entry, left_out[], in_code[];
 redlock_protect: all entries as Python

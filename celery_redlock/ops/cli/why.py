@@ -10,6 +10,7 @@ import click
 
 from celery_redlock.lock.scripts.votes import Verdict
 from celery_redlock.ops.as_json import explanation_as_json, node_as_json
+from celery_redlock.ops.call import find_task, limits_in_call
 from celery_redlock.ops.cli.command import (
     TEXT,
     UNWELL,
@@ -32,7 +33,12 @@ from celery_redlock.ops.listing import (
 from celery_redlock.ops.loading import load_tasks
 from celery_redlock.ops.screen import COLOURS, colour
 from celery_redlock.ops.text import LONGEST, one_line, scalar, show_json, show_table
-from celery_redlock.ops.why import Explanation, explain, find_task, limits_in_call, most_places
+from celery_redlock.ops.why import (
+    Explanation,
+    explain,
+    lines_of_name,
+    of_locks,
+)
 from celery_redlock.reading.one_lock import OneLock
 from celery_redlock.reading.places import Places
 from celery_redlock.reading.stored import LockView, StoredReservation
@@ -58,7 +64,8 @@ renewals, margin, token, foreign; others[]: the same of who has no
 majority; nodes[]: node, state, token, ttl, fence, problem; another_call:
 meets (granted, taken, unavailable), publish, run; queued, next: task_id,
 task, host, pid, since, running, ended, left, merged, token,
-result (its state, null unless ended); waiting, waiting_since;
+debounced, result (its state, null unless ended); burst: the same of the
+newest call of its burst, without result; waiting, waiting_since;
 waiters[], the oldest first: task, task_id, host, pid, since, age;
 places[], of all lock names: lock, name, place, state, holder; workers[]
 that answer: worker, has_it; recent[]: journal records
@@ -95,7 +102,7 @@ def why(*, call: tuple[str, ...], name: str | None, headers: tuple[str, ...], as
         args, kwargs = (*call[1:], *("[]", "{}")[len(call) - 1 :])
         limits = limits_in_call(task, args, kwargs, headers_in(headers))
     else:
-        limits = {name: most_places(app)}
+        limits = lines_of_name(app, name)
     found = explain(app, settings, limits, task)
     if as_json:
         show_json(explanation_as_json(found))
@@ -117,10 +124,10 @@ def headers_in(given: Sequence[str]) -> dict[str, str]:
 def show(found: Explanation) -> None:
     words, mark = found.headline
     of = f" of task {found.task}" if found.task else ""
-    named = ", ".join(repr(one_line(name, LONGEST)) for name in found.places.names)
-    lock = "Lock" if len(found.places.names) == 1 else "Locks"
+    named = ", ".join(repr(one_line(name, LONGEST)) for name in found.names)
+    lock = "Lock" if len(found.names) == 1 else "Locks"
     click.echo(f"{lock} {named}{of}: {colour(words, COLOURS[mark])}")
-    if len(found.places.all) == 1:
+    if len(found.places.all) == 1 and of_locks(found.places.all):
         for holder in found.lock.views:
             show_holder(holder, found)
     else:
@@ -133,6 +140,8 @@ def show(found: Explanation) -> None:
     for label, seen in (("Queued", found.lock.queued), ("Next", found.lock.next)):
         if seen is not None:
             click.echo(f"{label}: {reservation_in_words(seen)}{result_of(seen, found)}")
+    if found.lock.burst is not None:
+        click.echo(f"Debounced: {reservation_in_words(found.lock.burst)}")
     another = " ".join(filter(None, (found.publish, found.run))) or without_task(found)
     click.echo(f"Another call now: {another}")
     if found.recent:

@@ -36,7 +36,7 @@ This time WITHOUT locks, to see what they are for: a plain task, of which nothin
 said of locks below.
 """
 #: How long a body takes where its length is not the point, and one that is killed meanwhile [s].
-SHORT, MIDDLING = 1.2, 2.4
+SHORT, MIDDLING = 2.4, 2.4
 #: The long body takes longer than two locks live [s], and is ordered so many more times meanwhile.
 LONG, REPEATS = 2.2 * TTL, 3
 #: Time to see tasks wait [s].
@@ -224,7 +224,7 @@ def _numbers_grow(stage: Stage) -> Iterator[bool]:
         "again, to compare its numbers from before and after the failures.",
     )
     for _ in range(2):
-        stage.finish(stage.order([1], SHORT / 3))
+        stage.finish(stage.order([1], SHORT / 6))
     fences = [run.fence for run in stage.runs() if run.invoice == 1]
     numbers = [fence for fence in fences if fence]
     grow = len(numbers) == len(fences) > 2 and all(a < b for a, b in pairwise(numbers))  # noqa: PLR2004

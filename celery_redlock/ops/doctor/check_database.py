@@ -24,7 +24,7 @@ SILENCE = [
         (
             "password|authentication|pg_hba",
             "It does not let us in",
-            "Check redlock_username and redlock_password, or the user in its URL and ~/.pgpass.",
+            "Check redlock_password, or its URL, PGPASSWORD, ~/.pgpass or service file.",
         ),
         (
             "certificate|ssl|tls",
@@ -43,6 +43,18 @@ SILENCE = [
         ),
         ("starting up|shutting down|recovery", "It starts or ends", "Wait until it has started."),
         ("unable to open|no such file", "Its file cannot be opened", "Check path and rights."),
+        ("readonly database", "Its file may not be written", "Check its rights, and its folder's."),
+        ("not a database", "Its file is not SQLite's", "Name another one in redlock_nodes."),
+        (
+            "no space left|disk is full|disk i/o",
+            "Its disk is full, or fails",
+            "Make room, or look into the log of its machine.",
+        ),
+        (
+            "lock timeout",
+            "Others have its tables to themselves",
+            "Wait for them, as for a VACUUM FULL or a migration.",
+        ),
     )
 ]
 

@@ -75,7 +75,8 @@ def of_lock(lock: LockView, nodes: int, silent: int) -> str:
 
 
 def of_reservation(view: ReservationView) -> str:
-    return f"Name {text(view.name)} is reserved by {text(reservation_in_words(view.reservation))}."
+    is_by = "debounced:" if view.reservation.is_burst else "reserved by"
+    return f"Name {text(view.name)} is {is_by} {text(reservation_in_words(view.reservation))}."
 
 
 def of_entry(entry: Entry) -> str:

@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.advice import DAY
-from celery_redlock.ops.why import Explanation, explained, most_places
+from celery_redlock.ops.why import Explanation, explained, lines_of_name
 from celery_redlock.process.log import get_logger
 from celery_redlock.reading.all_locks import AllLocks, AllReservations
 from celery_redlock.reading.journal import JournalReader
@@ -152,7 +152,7 @@ class Reader:
 
         Of its records those that fit *search*.
         """
-        limits = {name: most_places(self.app)}
+        limits = lines_of_name(self.app, name)
         seen = self._searched(name, lambda: read_places(self._nodes, self._rules, limits))
         (places, records), age = waited_for(seen, self._journal)
         if places is None or records is None:

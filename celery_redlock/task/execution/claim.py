@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock import clock
+from celery_redlock.lock.records import rate_name
 from celery_redlock.plugin import Plugin, locking
 from celery_redlock.process.log import get_logger
 from celery_redlock.task.execution.outcome import Records
@@ -20,7 +22,9 @@ from celery_redlock.unique.reservations import Reservations
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing only since Python 3.11
 
+    from celery_redlock.lock.held import HeldLock
     from celery_redlock.lock.redlock import Redlock
+    from celery_redlock.task.rate import Rate
 
 __all__ = ["Claim", "end_reservation"]
 
@@ -40,6 +44,8 @@ class Claim:
         plugin: Of its app.
         reservation: That its message was published with; None for none.
         names: Lock names; empty before they are known.
+        call: Positional and keyword arguments, by which it has these names.
+        starts: Places that its start has taken, by their names: by its rates, and of its message.
         is_report: Whether it is for a note that the execution runs, and not for locks.
     """
 
@@ -50,6 +56,8 @@ class Claim:
     plugin: Plugin
     reservation: Reservation | None = None
     names: tuple[str, ...] = ()
+    call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+    starts: dict[str, HeldLock] = field(default_factory=dict)
     is_report: bool = False
 
     @classmethod
@@ -79,12 +87,23 @@ class Claim:
         options = self.delivery.adjust(self.lock.options_under(self.plugin.settings))
         if options.only_reports:  # nobody writes with the fence, and nothing is aborted
             options = replace(options, fence=False, aborts_on_loss=False)
-        # Nothing delivers an eager one again.
-        return replace(options, dedup_ttl=0.0) if self.request.is_eager else options
+        if self.request.is_eager:  # nothing delivers it again
+            return replace(options, dedup_ttl=0.0, max_deliveries=None)
+        return options
+
+    @cached_property
+    def limits(self) -> dict[str, int]:
+        """Its lock names, and how many places each has; empty if it takes no lock."""
+        return self.options.limits(self.names, *self.call)
+
+    @cached_property
+    def rates(self) -> dict[str, Rate]:
+        """Those of its names that have a rate, and that."""
+        return self.options.rates(self.names, *self.call)
 
     @property
-    def limits(self) -> dict[str, int]:
-        return self.options.limits(self.names)
+    def counts_deliveries(self) -> bool:
+        return bool(self.options.max_deliveries and self.task.acks_late)
 
     @property
     def only_reports(self) -> bool:
@@ -102,6 +121,23 @@ class Claim:
     def reservations(self) -> Reservations:
         is_report = self.reservation is not None and self.reservation.is_report
         return self.plugin.reservations_for(report=is_report)
+
+    def uncount(self, *names: str) -> None:
+        """Take back the starts of these *names*; without any, all that were taken."""
+        for name in names or tuple(self.starts):
+            start = self.starts.pop(name, None)
+            if start is not None:
+                self.locks.let_go(start.lease)
+
+    def count_from_now(self) -> None:
+        """Have the places of a start by rates stand from now on, if it comes late."""
+        for name, rate in self.rates.items():
+            start = self.starts.get(rate_name(name))
+            if start is None:
+                continue
+            slack = rate.slack + start.lease.ttl - rate.stands_for  # more where nodes are far away
+            if clock.wall() - start.since > slack:
+                self.locks.let_go(start.lease, keep=start.lease.ttl)
 
     @property
     def info(self) -> dict[str, Any]:

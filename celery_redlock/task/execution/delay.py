@@ -7,7 +7,7 @@ import math
 from celery.utils.time import get_exponential_backoff_interval
 
 from celery_redlock.errors import QuorumUnavailable
-from celery_redlock.task.execution.begin import Refused, holder_in
+from celery_redlock.task.execution.begun import Refused, holder_in
 from celery_redlock.task.execution.claim import Claim
 from celery_redlock.task.execution.outcome import Outcome
 from celery_redlock.task.execution.plan import PutOff, SetAside

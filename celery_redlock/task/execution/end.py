@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock
+from celery_redlock.lock.records import starts_name
 from celery_redlock.lock.scripts.requests import Marker
 from celery_redlock.process.deferral import defer_signals
 from celery_redlock.process.log import get_logger
@@ -25,6 +26,8 @@ __all__ = ["complete", "end", "left_of"]
 
 logger = get_logger(__name__)
 
+#: Outcomes of a body of which no result is stored.
+UNSTORED = {Outcome.REJECTED, Outcome.REQUEUED, Outcome.IGNORED}
 #: How long a worker needs at most, most often, to hear of a release that a node has answered [s].
 HINT_TAKES = 0.002
 
@@ -41,6 +44,10 @@ def end(
 
     *remember* is told before anything is sent: a greenlet may be killed meanwhile.
     """
+    if outcome is Outcome.INTERRUPTED:  # it may be what kills its worker
+        claim.starts = {}
+    elif claim.starts and outcome in UNSTORED:
+        claim.uncount(starts_name(claim.delivery.execution))
     records, reservation = Records(), claim.reservation
     remember(records)
     waiting = claim.delivery.envelope.waiting

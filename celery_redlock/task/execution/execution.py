@@ -3,6 +3,7 @@ One execution of a task under a lock, from beginning to end: `Execution.run`.
 
     lock name --> begin --> Granted --> start --> body --> Outcome --> end
                        '--> Refused --> the policy
+                       '--> Superseded, by a newer call of a debounced task
                        '--> Finished, by another delivery of the same message
 
 An execution is one publish of a task: a retry is another one, and so is a second publish under
@@ -22,7 +23,9 @@ from celery.exceptions import Retry
 from celery.utils.time import maybe_make_aware
 
 from celery_redlock.lock.held import HeldLock
-from celery_redlock.task.execution.begin import Finished, Granted, Refused, begin
+from celery_redlock.lock.records import starts_name
+from celery_redlock.task.execution.begin import begin
+from celery_redlock.task.execution.begun import Begun, Finished, Granted, Refused, Superseded
 from celery_redlock.task.execution.body import run_body
 from celery_redlock.task.execution.claim import Claim
 from celery_redlock.task.execution.end import complete, end
@@ -34,7 +37,7 @@ from celery_redlock.task.execution.outcome import (
     Records,
     outcome_of,
 )
-from celery_redlock.task.execution.refused import end_copy, refuse
+from celery_redlock.task.execution.refused import end_copy, refuse, supersede
 from celery_redlock.task.execution.reporting import report, report_unnamed
 from celery_redlock.task.execution.start import Started, start
 from celery_redlock.task.messages.delivery_info import hide
@@ -112,16 +115,20 @@ class Execution:
                 call = body, started.args, started.kwargs
                 return run_body(self.claim, self.own_lock, self.interrupt, *call), Outcome.FINISHED
             case Refused():
+                started.claim.uncount()  # of the next run, which was granted them
                 return refuse(started), Outcome.SKIPPED
+            case Superseded():
+                return supersede(started), Outcome.SKIPPED
             case Finished():
                 raise end_copy(started)
 
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Granted | Finished | Refused:
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Begun:
         """Ask for the lock, or in report mode note that the execution runs."""
         claim = self.claim
         claim.is_report = claim.only_reports
         try:
             claim.names = names_of_call(self.task, args, kwargs, claim.delivery)
+            claim.call = args, kwargs
         except Exception as error:
             if not claim.is_report:
                 raise
@@ -129,7 +136,7 @@ class Execution:
             return self.granted
         with defer_interrupts():  # or a lock that was granted might not be released
             if claim.is_report:
-                begun: Granted | Finished | Refused = report(claim)
+                begun: Begun = report(claim)
             else:
                 outer = None if self.outer is None else self.outer.granted
                 begun = begin(claim, outer, self.interrupt.fire)
@@ -162,6 +169,8 @@ class Execution:
     def completed(self, *, is_stored: bool) -> None:
         """Complete the records now that Celery has finished, having stored the result or not."""
         latest_execution.set(self._before)
+        if is_stored and self.claim.starts:  # not before: to store it may be what kills its worker
+            self.claim.uncount(starts_name(self.id))
         if self.records is not None and self.records.marker == FINISHING:
             complete(self.claim, self.records, is_stored=is_stored)
 

@@ -14,7 +14,7 @@ from celery import states
 from celery.app.task import Context
 from celery.exceptions import ChordError, TaskRevokedError
 
-from celery_redlock.errors import LockNotAcquired
+from celery_redlock.errors import LockNotAcquired, TooManyDeliveries
 
 __all__ = ["fail_followers", "stop_chain"]
 
@@ -29,7 +29,7 @@ def stop_chain(task: Any, request: Any, reason: str) -> None:
     request.chain = request.callbacks = None  # last: if anything failed, they fail with the task
 
 
-def fail_followers(task: Any, request: Any, error: LockNotAcquired) -> None:
+def fail_followers(task: Any, request: Any, error: LockNotAcquired | TooManyDeliveries) -> None:
     """
     Fail with *error* the successors that Celery would leave pending.
 

@@ -27,6 +27,7 @@ __all__ = [
     "PutBack",
     "Records",
     "comes_again",
+    "has_finished",
     "outcome_of",
     "outcome_of_loss",
     "records_after",
@@ -143,8 +144,8 @@ def records_after(
             `DONE` where it does not; None without the lock, as the marker goes with its release.
         comes_in: When the task is delivered again, if it is [s from now].
     """
-    has_finished, end = TABLE[outcome]
-    if not (has_finished and options.dedup_ttl):
+    is_over, end = TABLE[outcome]
+    if not (is_over and options.dedup_ttl):
         marker = None
     if reservation is None or end is None:
         return Records(marker)
@@ -211,6 +212,11 @@ def comes_again(outcome: Outcome, comes_in: float) -> bool:
     """Return whether the same execution is still to run, by its *outcome*, and when it comes."""
     is_to_run = outcome in {Outcome.REQUEUED, Outcome.SET_ASIDE, Outcome.INTERRUPTED}
     return is_to_run or (outcome is Outcome.REPEATED and comes_in > 0)
+
+
+def has_finished(outcome: Outcome) -> bool:
+    """Return whether a redelivered copy of an execution that ended with *outcome* must not run."""
+    return TABLE[outcome][0]
 
 
 def acknowledges_failure(task: Any) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from celery_redlock.task.execution.outcome import Outcome
 from celery_redlock.task.options import LockOptions
-from celery_redlock.task.policies import Fail, Policy, Queue, Reschedule, Retry
+from celery_redlock.task.policies import Fail, Policy, Queue, Reschedule, Retry, Skip
 
 __all__ = ["Plan", "PutOff", "SetAside", "Situation", "plan", "policy_for"]
 
@@ -23,6 +23,10 @@ class Situation(enum.Enum):
     ELSEWHERE = "elsewhere"
     #: The execution before it has not released it: the one it retries, or its parent in a chain.
     PREVIOUS = "previous"
+    #: As many have started as its rate allows for now.
+    OVER_RATE = "over rate"
+    #: Its message was started as often as it may be.
+    TOO_OFTEN = "too often"
     #: It is the next run, and the run before it has not ended.
     NEXT = "next"
 
@@ -54,8 +58,18 @@ BEHIND_PREVIOUS = SetAside("the execution before it has not ended", Outcome.SET_
 NEXT_RUN = SetAside("the run before it has not ended", Outcome.REQUEUED)
 
 
+WHATEVER_THE_POLICY: dict[Situation, Plan] = {
+    Situation.ELSEWHERE: RUNS_ELSEWHERE,
+    Situation.PREVIOUS: BEHIND_PREVIOUS,
+    Situation.NEXT: NEXT_RUN,
+    Situation.TOO_OFTEN: Fail(),
+}
+
+
 def policy_for(options: LockOptions, situation: Situation) -> Policy:
-    return options.on_conflict if situation is Situation.TAKEN else options.on_unavailable
+    if situation in {Situation.TAKEN, Situation.OVER_RATE}:
+        return options.on_conflict
+    return options.on_unavailable
 
 
 def plan(
@@ -65,6 +79,7 @@ def plan(
     is_eager: bool = False,
     reschedules: int = 0,
     is_full: bool = False,
+    is_last: bool = False,
 ) -> Plan:
     """
     Return what happens to a task that was not granted its lock.
@@ -73,6 +88,7 @@ def plan(
     situation           policy         but if                          then
     ==================  =============  ==============================  ===================
     taken               any            the task runs again (`reruns`)  set aside
+    taken               skip           it is the last call of a burst  set aside
     taken, unavailable  skip           -                               skip
     taken, unavailable  fail           -                               fail
     taken, unavailable  retry          it is eager                     fail
@@ -81,8 +97,11 @@ def plan(
     taken               queue          it is eager                     fail
     taken               queue          the queue is full               skip or fail
     unavailable         run_unlocked   -                               run without a lock
+    too often           any            -                               fail
     any other           any            -                               set aside
     ==================  =============  ==============================  ===================
+
+    Over its rate it is as taken.
 
     Args:
         options: Of the task.
@@ -90,17 +109,15 @@ def plan(
         is_eager: Whether nothing can come later.
         reschedules: How often it was rescheduled.
         is_full: Whether as many tasks wait for the lock as may.
+        is_last: Whether it stands for the calls of a burst that it has superseded.
     """
-    match situation:
-        case Situation.ELSEWHERE:
-            return RUNS_ELSEWHERE
-        case Situation.PREVIOUS:
-            return BEHIND_PREVIOUS
-        case Situation.NEXT:
-            return NEXT_RUN
-        case Situation.TAKEN if options.reruns and not is_eager:
-            return NEXT_RUN
+    if situation in WHATEVER_THE_POLICY:
+        return WHATEVER_THE_POLICY[situation]
     policy = policy_for(options, situation)
+    if situation is not Situation.UNAVAILABLE:
+        has_to_run = (options.reruns and not is_eager) or (is_last and policy == Skip())
+        if has_to_run:
+            return NEXT_RUN
     return effective(policy, is_eager=is_eager, reschedules=reschedules, is_full=is_full)
 
 

@@ -15,7 +15,13 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from celery_redlock.errors import LockNotAcquired, LockTaken, QuorumUnavailable
+from celery_redlock.errors import (
+    LockNotAcquired,
+    LockTaken,
+    QuorumUnavailable,
+    RateExceeded,
+    TooManyDeliveries,
+)
 from celery_redlock.events import (
     TaskEvent,
     TaskQueued,
@@ -24,12 +30,13 @@ from celery_redlock.events import (
     TaskRetried,
     TaskSkipped,
 )
-from celery_redlock.process.log import get_logger
-from celery_redlock.task.execution.begin import Finished, Refused, holder_in
+from celery_redlock.process.log import cut, get_logger
+from celery_redlock.task.execution.begun import Finished, Refused, Superseded, holder_in
+from celery_redlock.task.execution.claim import Claim
 from celery_redlock.task.execution.delay import delay
 from celery_redlock.task.execution.followers import fail_followers, stop_chain
 from celery_redlock.task.execution.outcome import DeliveryOver, Outcome
-from celery_redlock.task.execution.plan import PutOff, SetAside
+from celery_redlock.task.execution.plan import PutOff, SetAside, Situation
 from celery_redlock.task.execution.requeue import Requeue, requeue, retry
 from celery_redlock.task.execution.waiting_line import is_full, leave_line_before
 from celery_redlock.task.messages.envelope import MOST_RESCHEDULES
@@ -43,7 +50,7 @@ from celery_redlock.task.policies import (
     Skip,
 )
 
-__all__ = ["Skipped", "about", "end_copy", "refuse"]
+__all__ = ["Skipped", "about", "end_copy", "refuse", "supersede"]
 
 logger = get_logger(__name__)
 
@@ -57,9 +64,9 @@ class Skipped(dict[str, Any]):
     The result of a task whose body did not run: plain JSON, like any dict.
 
     Keys:
-        skipped: ``"conflict"`` or ``"unavailable"``.
+        skipped: ``"conflict"``, ``"rate"`` or ``"unavailable"``; ``"debounced"`` for a newer call.
         lock: Lock name.
-        holder: Who holds it, as in `LockTaken.holder`; empty if nobody knows.
+        holder: Who holds it, as in `LockTaken.holder`, or the newer call; empty if nobody knows.
     """
 
 
@@ -75,43 +82,71 @@ def refuse(refused: Refused) -> Any:
         celery.exceptions.Retry, Ignore, Reject: It is delivered again.
     """
     claim, plan, wakes_it = refused.claim, refused.plan, woken_by(refused)
-    waiting = Waiting.again(claim.delivery.envelope.waiting, refused.error.name, wakes_it)
+    waiting = Waiting.again(claim.delivery.envelope.waiting, refused.line, wakes_it)
     if isinstance(plan, Queue) and is_full(claim, waiting, plan.max_waiting):
         plan = replace(refused, is_full=True).plan
     try:
         match plan:
             case Skip():
-                return skip(refused)
+                return skip(claim, about(refused))
             case Fail() | RunUnlocked():  # the latter has begun
                 raise refused.error
             case _:
                 raise put_off(refused, plan, waiting)
-    except LockNotAcquired as error:  # also where it could not be published again
+    except (
+        LockNotAcquired,
+        TooManyDeliveries,
+    ) as error:  # also where it could not be published again
         fail(refused, error)
         raise
 
 
 def about(refused: Refused) -> dict[str, Any]:
     claim, cause = refused.claim, cause_of(refused.error)
-    who = {"name": refused.error.name, "task": claim.task.name, "task_id": claim.request.id}
+    who = {"name": name_in(refused), "task": claim.task.name, "task_id": claim.request.id}
     return {**who, "cause": cause, "holder": holder_in(refused)}
 
 
-def cause_of(error: LockNotAcquired) -> str:
-    return "conflict" if isinstance(error, LockTaken) else "unavailable"
+def name_in(refused: Refused) -> str:
+    error = refused.error
+    return refused.claim.name if isinstance(error, TooManyDeliveries) else error.name
 
 
-def skip(refused: Refused) -> dict[str, Any]:
+def cause_of(error: LockNotAcquired | TooManyDeliveries) -> str:
+    match error:
+        case RateExceeded():
+            return "rate"
+        case LockTaken():
+            return "conflict"
+        case TooManyDeliveries():
+            return "deliveries"
+    return "unavailable"
+
+
+def supersede(superseded: Superseded) -> dict[str, Any]:
+    """End a call of a debounced task of which a newer one has come."""
+    claim, task = superseded.claim, superseded.claim.task.name
+    newest = {"task": task, "task_id": superseded.newest} if superseded.newest else {}
+    who = {"name": claim.name, "task": task, "task_id": claim.request.id}
+    skipped = skip(claim, {**who, "cause": "debounced", "holder": newest})
+    if superseded.newest == cut(
+        str(claim.request.id)
+    ):  # stored, this would be the newer call's result
+        raise DeliveryOver("a newer call has the same id", Outcome.SKIPPED)
+    return skipped
+
+
+def skip(claim: Claim, told: dict[str, Any]) -> dict[str, Any]:
     """End the task with a value, so that a chord, chain, group or ``get()`` always ends."""
-    claim, cause = refused.claim, cause_of(refused.error)
+    cause = told["cause"]
     if claim.options.stops_chain:
         stop_chain(claim.task, claim.request, f"{claim} was skipped: {cause}")
-    claim.plugin.notify(TaskSkipped(**about(refused)))
-    skipped = Skipped(skipped=cause, lock=refused.error.name, holder=holder_in(refused))
+    claim.plugin.notify(TaskSkipped(**told))
+    skipped = Skipped(skipped=cause, lock=told["name"], holder=told["holder"])
     return skipped if claim.request.is_eager else dict(skipped)  # for every result serializer
 
 
-def fail(refused: Refused, error: LockNotAcquired) -> None:
+def fail(refused: Refused, error: LockNotAcquired | TooManyDeliveries) -> None:
     claim = refused.claim
     if claim.request.is_eager and isinstance(error, QuorumUnavailable):
         hint_at_tests()
@@ -190,7 +225,8 @@ def woken_by(refused: Refused) -> Wakes:
     """
     error = refused.error
     is_held = isinstance(error, LockTaken) and refused.claim.limits.get(error.name, 1) == 1
-    return Wakes.FREE if is_held or isinstance(refused.plan, Queue) else Wakes.RELEASE
+    waits_for_all = is_held or refused.situation is Situation.OVER_RATE  # nothing is released there
+    return Wakes.FREE if waits_for_all or isinstance(refused.plan, Queue) else Wakes.RELEASE
 
 
 def end_copy(finished: Finished) -> DeliveryOver:

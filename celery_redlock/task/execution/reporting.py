@@ -1,9 +1,9 @@
 """
 Report mode: the body runs whatever the nodes say, and an event says what would have happened.
 
-    names --> one bounded round, on keys of its own --> granted:  noted until its end, as if locked
-                                                    --> refused:  the event of its policy
-                                                    --> no answer, or any error: the same
+    names --> bounded rounds, on keys of its own --> granted:  noted until its end, as if locked
+                                                 --> refused:  the event of its policy
+                                                 --> no answer, or any error: the same
           --> body, in any case
 
 An enforced lock never meets such a note, and a note never meets an enforced lock.
@@ -28,17 +28,13 @@ from celery_redlock.events import (
 from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock, NotLocked
 from celery_redlock.process.log import get_logger
-from celery_redlock.task.execution.begin import (
-    Finished,
-    Granted,
-    Refused,
-    has_previous,
-    take,
-)
+from celery_redlock.task.execution.begin import has_previous
+from celery_redlock.task.execution.begun import Finished, Granted, Refused
 from celery_redlock.task.execution.claim import Claim
 from celery_redlock.task.execution.delay import UNTIL_THAT_ENDS
 from celery_redlock.task.execution.plan import Plan, SetAside, Situation
 from celery_redlock.task.execution.refused import about
+from celery_redlock.task.execution.take import take
 from celery_redlock.task.execution.waiting_line import leave_line
 from celery_redlock.task.messages.waiting import FIRST_BY_ITSELF
 from celery_redlock.task.policies import (
@@ -64,7 +60,8 @@ def report(claim: Claim) -> Granted:
     """
     Note on the nodes that an execution runs; report it if it would have been refused.
 
-    Takes no longer than ``redlock_node_timeout``, and never fails.
+    Takes no longer than ``redlock_node_timeout`` for the locks, and as long for each count of its
+    start. Never fails.
     """
     own = None
     try:
@@ -94,7 +91,8 @@ def report_unnamed(claim: Claim, error: Exception) -> Granted:
 
 def ask(claim: Claim) -> tuple[HeldLock | None, TaskEvent | None]:
     """Ask once for the lock; return the note, and what to report if it was refused."""
-    ends = clock.now() + claim.plugin.settings.rules.node_timeout
+    rounds = 1 + len(claim.rates) + claim.counts_deliveries
+    ends = clock.now() + rounds * claim.plugin.settings.rules.node_timeout
     begun = take(claim, 0.0, nothing, ends)
     if isinstance(begun, Refused) and is_behind_previous(begun, ends):
         begun = take(claim, max(0.0, ends - clock.now()), nothing, ends)  # that one may just end
@@ -121,8 +119,8 @@ def is_behind_previous(refused: Refused, ends: float) -> bool:
 def refusal_of(refused: Refused, ends: float) -> TaskEvent | None:
     if is_behind_previous(refused, ends):
         return None  # it would wait a moment, until that one has released
-    claim, told = refused.claim, about(refused)
-    if claim.delivery.is_same_execution(told["holder"]):
+    claim, told, is_taken = refused.claim, about(refused), refused.situation is Situation.TAKEN
+    if is_taken and claim.delivery.is_same_execution(told["holder"]):
         return TaskSkipped(**{**told, "cause": "redelivered"}, report=True)
     return event_of(refused.plan, told, claim.task.default_retry_delay)
 

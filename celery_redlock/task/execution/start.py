@@ -15,7 +15,7 @@ from celery import states
 from celery_redlock.errors import LockKeyError
 from celery_redlock.lock.records import shorten
 from celery_redlock.process.log import get_logger
-from celery_redlock.task.execution.begin import Granted, Refused
+from celery_redlock.task.execution.begun import Granted, Refused
 from celery_redlock.task.execution.claim import Claim, end_reservation
 from celery_redlock.task.execution.interrupt import defer_interrupts
 from celery_redlock.task.execution.outcome import Records
@@ -60,6 +60,8 @@ def start(granted: Granted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> St
         args, kwargs = tuple(newest[0]), newest[1]
     store_started(claim)
     forget_serializer(request)
+    if claim.starts:
+        claim.count_from_now()
     return Started(args, kwargs)
 
 

@@ -24,7 +24,10 @@ __all__ = [
     "delays_in_broker",
     "driver_of",
     "longest_countdown",
+    "warn_if_acked_early",
+    "warn_if_debounced_long",
     "warn_if_forgetful",
+    "warn_if_not_alone",
     "warn_if_results_expire",
     "way_back",
 ]
@@ -62,6 +65,28 @@ def warn_if_forgetful(task: Any, dedup_ttl: float) -> None:
         )
 
 
+def warn_if_acked_early(task: Any) -> None:
+    if task.max_deliveries and not task.acks_late:
+        logger.warning(
+            "%s: max_deliveries has no effect, as its messages are acknowledged before they run, "
+            "and are not delivered again; set acks_late=True, with reject_on_worker_lost=True for "
+            "children that are killed, or leave max_deliveries out",
+            task.name,
+        )
+
+
+def warn_if_not_alone(task: Any, options: LockOptions) -> None:
+    if options.max_deliveries and task.acks_late and not options.limit:
+        logger.warning(
+            "%s: max_deliveries counts copies that run beside each other, as lock_limit=None takes "
+            "no lock: a body that outlasts the time after which the broker delivers its message "
+            "again (visibility_timeout, consumer_timeout) fails after %d such starts; raise that "
+            "time, or give the task a lock",
+            task.name,
+            options.max_deliveries,
+        )
+
+
 def warn_if_results_expire(task: Any, options: LockOptions) -> None:
     expires = task.app.conf.result_expires
     expires = expires.total_seconds() if isinstance(expires, timedelta) else expires
@@ -74,6 +99,19 @@ def warn_if_results_expire(task: Any, options: LockOptions) -> None:
             task.name,
             options.unique_for,
             expires,
+        )
+
+
+def warn_if_debounced_long(task: Any, options: LockOptions) -> None:
+    longest = longest_countdown(task.app)
+    if options.debounce > longest and not delays_in_broker(task.app):
+        logger.warning(
+            "%s: debounce (%g s) is longer than a message may wait in a worker of this broker "
+            "(%g s): it would be delivered again meanwhile, or its worker lose the connection; "
+            "lower debounce, or raise the broker's timeout",
+            task.name,
+            options.debounce,
+            longest,
         )
 
 

@@ -55,4 +55,4 @@ def envelope_of_copy(headers: Mapping[str, Any], request: Any) -> Envelope:
     if envelope.publish_id is not None:  # of a copy, which is the same execution
         return envelope
     envelope = Envelope.of(vars(request).get(HEADER), request.id)
-    return envelope._replace(publish_id=None, previous=None, waiting=None)
+    return envelope._replace(publish_id=None, previous=None, waiting=None, debounced=0)

@@ -49,6 +49,7 @@ class Delivery:
         owner: What the tokens of its locks begin with, so that the parent can release for a child
             that is dead; None where there is no parent.
         fields: Of the message's own headers, and its ``delivery_info``.
+        is_redelivered: Whether the broker says so.
     """
 
     task_id: Any
@@ -61,6 +62,7 @@ class Delivery:
     copy_id: str = ""
     owner: str | None = field(default=None, repr=False)
     fields: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    is_redelivered: bool = False
 
     @classmethod
     def of(cls, task: Any, fields: Mapping[str, Any], worker: str) -> Delivery:
@@ -87,6 +89,7 @@ class Delivery:
             was_woken=word_in(info, WOKEN) is not None,
             owner=word_in(info, OWNER),
             fields=fields,
+            is_redelivered=is_redelivered,
         )
 
     @property

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from celery_redlock.lock.records import is_short_name
+from celery_redlock.lock.scripts.scripting import LARGEST
 from celery_redlock.task.messages.reservation import Reservation
 from celery_redlock.task.messages.slot import Slot
 from celery_redlock.task.messages.waiting import Waiting
@@ -44,6 +45,7 @@ class Envelope(NamedTuple):
         reschedules: How often a policy has rescheduled the task.
         worker: Name of the only worker that is to run it: a copy of a broadcast task goes to all of
             them again.
+        debounced: Number of a debounced call, which a newer one supersedes; 0 for any other.
         names: Its lock names, as they are in keys, where code of the user's has made them: in a
             worker's main process it may see something else.
     """
@@ -55,6 +57,7 @@ class Envelope(NamedTuple):
     slot: Slot | None = None
     waiting: Waiting | None = None
     worker: str | None = None
+    debounced: int = 0
     names: tuple[str, ...] = ()
 
     @classmethod
@@ -84,6 +87,7 @@ class Envelope(NamedTuple):
             "slot": self.slot and self.slot.parts,
             "waiting": self.waiting and self.waiting.parts,
             "worker": self.worker,
+            "debounced": self.debounced or None,
             "names": list(self.names) or None,
         }
         said = {field: value for field, value in fields.items() if value is not None}
@@ -101,8 +105,8 @@ def text(pattern: re.Pattern[str]) -> Callable[[Any], str | None]:
     return lambda value: value if type(value) is str and pattern.fullmatch(value) else None
 
 
-def count(value: Any) -> int:
-    return value if type(value) is int and 0 < value <= MOST_RESCHEDULES else 0
+def count(most: int) -> Callable[[Any], int]:
+    return lambda value: value if type(value) is int and 0 < value <= most else 0
 
 
 def short_names(value: Any) -> tuple[str, ...]:
@@ -115,10 +119,11 @@ def short_names(value: Any) -> tuple[str, ...]:
 PARSERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "id": ("publish_id", text(PUBLISH_ID)),
     "previous": ("previous", text(EXECUTION_ID)),
-    "reschedules": ("reschedules", count),
+    "reschedules": ("reschedules", count(MOST_RESCHEDULES)),
     "reservation": ("reservation", Reservation.of),
     "slot": ("slot", Slot.of),
     "waiting": ("waiting", Waiting.of),
     "worker": ("worker", text(WORKER)),
+    "debounced": ("debounced", count(LARGEST)),
     "names": ("names", short_names),
 }

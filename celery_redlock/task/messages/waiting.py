@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.lock import clock
-from celery_redlock.lock.records import END_OF_TIME, is_text, shorten
+from celery_redlock.lock.records import END_OF_TIME, RATE, is_text, shorten
 from celery_redlock.lock.waiting.waiting import InLine
 
 if TYPE_CHECKING:
@@ -104,7 +104,8 @@ class Waiting:
         """As the nodes know it; *channel* is empty where nothing wakes it."""
         info = {"task": task, "task_id": task_id}
         asks = self.wakes_it is Wakes.FREE
-        return InLine(self.name, execution, self.since, info, channel, limit, asks)
+        lapses = asks and self.name.endswith(RATE)
+        return InLine(self.name, execution, self.since, info, channel, limit, asks, lapses)
 
     def comes_by_itself(self, longest: float) -> int:
         """When it comes if nobody wakes it [whole s]; *longest* is what the broker bears."""

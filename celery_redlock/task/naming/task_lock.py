@@ -18,6 +18,7 @@ from celery_redlock.errors import LockKeyError
 from celery_redlock.lock.records import is_text, own_name, place_name, shorten
 from celery_redlock.plugin import Plugin, plugin_for
 from celery_redlock.settings import Settings
+from celery_redlock.task.naming.by_call import decided_by_calls
 from celery_redlock.task.naming.keys import LockName
 from celery_redlock.task.options import BUILT_IN, OPTIONS, LockOptions
 
@@ -99,7 +100,8 @@ class TaskLock:
         """Its options; checked and put together again when attributes or settings change."""
         own, known = declared_options(self._task), self._options
         if known is None or known[0] is not settings or known[1] != own:
-            known = self._options = settings, own, LockOptions.of(self._task, settings)
+            options = decided_by_calls(self._task, LockOptions.of(self._task, settings))
+            known = self._options = settings, own, options
         return known[2]
 
     @property
@@ -187,10 +189,13 @@ def names_told(
     return (*names, *(name for name in sent if name not in known))
 
 
-def places_of(task: Any, names: Sequence[str]) -> list[tuple[str, int]]:
+def places_of(task: Any, names: Sequence[str], args: Any, kwargs: Any) -> list[tuple[str, int]]:
+    """Return the places, and their numbers, on which a call may hold the locks of its *names*."""
     options = lock_of(task).options
-    fits = len(options.limit) in (1, len(names))  # or some were sent, and it is not known which
-    limits = options.limits(names) if fits else dict.fromkeys(names, max(options.limit))
+    try:
+        limits = options.limits(names, args, kwargs)
+    except LockKeyError:  # some were sent, and it is not known which; or the call makes no number
+        limits = dict.fromkeys(names, options.most_places)
     return [
         (place_name(name, place), place) for name, limit in limits.items() for place in range(limit)
     ]

@@ -45,6 +45,7 @@ class Field:
     root: str
     steps: tuple[tuple[str, str], ...]
     spec: str
+    option: str = "lock_key"
 
     def render(self, parameters: Parameters, values: Mapping[str, Any]) -> str:
         try:
@@ -62,12 +63,12 @@ class Field:
         except Exception as error:  # noqa: BLE001 - properties are anybody's code
             why = f"cannot be read ({type(error).__name__}); is it in every call?"
         raise LockKeyError(
-            f"Task {parameters.task!r}: field {{{self.text}}} of lock_key {why}"
+            f"Task {parameters.task!r}: field {{{self.text}}} of {self.option} {why}"
         ) from None
 
 
-def pieces(task: str, template: str) -> list[str | Field]:
-    """Parse *template* into literal text and fields, in their order."""
+def pieces(task: str, template: str, option: str = "lock_key") -> list[str | Field]:
+    """Parse the *template* of *option* into literal text and fields, in their order."""
     if not template:
         raise misfit(task, "lock_key='' is empty; leave it out for task name and arguments")
     found: list[str | Field] = []
@@ -75,9 +76,9 @@ def pieces(task: str, template: str) -> list[str | Field]:
         for literal, name, spec, conversion in Formatter().parse(template):
             found.append(literal)
             if name is not None:
-                found.append(_field(name, spec or "", conversion))
+                found.append(_field(name, spec or "", conversion, option))
     except ValueError as error:
-        raise misfit(task, f"lock_key={template!r} is not a template: {error}") from None
+        raise misfit(task, f"{option}={template!r} is not a template: {error}") from None
     return found
 
 
@@ -116,7 +117,7 @@ def _grows(value: Any, spec: str) -> bool:
     return bool(spec) and is_number and abs(value.adjusted()) > _LONGEST_NUMBER
 
 
-def _field(name: str, spec: str, conversion: str | None) -> Field:
+def _field(name: str, spec: str, conversion: str | None, option: str) -> Field:
     if not name or name[0].isdigit():
         raise ValueError(f"{{{name}}} is positional; name an argument")
     if conversion not in (None, "s"):
@@ -130,7 +131,7 @@ def _field(name: str, spec: str, conversion: str | None) -> Field:
     private = [word for word in (match[1], *(step[0] for step in steps)) if word[:1] == "_"]
     if private:
         raise ValueError(f"{private[0]!r} in {{{name}}} is private")
-    return Field(name, match[1], tuple(steps), spec)
+    return Field(name, match[1], tuple(steps), spec, option)
 
 
 def _inner(value: Any, attribute: str, item: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from celery_redlock.lock.records import shorten
@@ -47,13 +47,21 @@ class Message:
         options["headers"] = {**(options.get("headers") or {}), **sent.header(options["task_id"])}
         return self.inherited(self.args, self.kwargs, **options)
 
+    def numbered(self, number: int) -> Message:
+        """The message of a call that a newer one supersedes."""
+        return replace(self, envelope=self.envelope._replace(debounced=number))
+
     @property
     def needs_reservation(self) -> bool:
         """Whether it is unique, is not published again, and nobody but its caller waits for it."""
         slot = self.envelope.slot
         is_unique = self.task.unique_until is not None or (slot is not None and slot.is_buffered)
+        return is_unique and self.is_new
+
+    @property
+    def is_new(self) -> bool:
         is_again = bool(self.envelope.reservation or self.envelope.previous)
-        return is_unique and not is_again and not locking.disabled and is_alone(self.options)
+        return not is_again and not locking.disabled and is_alone(self.options)
 
     def names(self) -> tuple[str, ...]:
         headers = self.options.get("headers") or {}
@@ -91,4 +99,4 @@ def envelope_of(headers: Any, task_id: str) -> Envelope:
         return envelope
     latest = latest_execution.get()  # also one that is over: its release may be on its way
     previous = None if latest is None or latest.request.id != task_id else latest.id
-    return envelope._replace(publish_id=fresh_publish_id(), previous=previous)
+    return envelope._replace(publish_id=fresh_publish_id(), previous=previous, debounced=0)

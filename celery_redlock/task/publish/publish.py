@@ -1,8 +1,9 @@
 """
-Publish a task; one with ``unique_until`` first reserves its lock name.
+Publish a task; one with ``unique_until`` first reserves its lock name, one with ``debounce`` waits.
 
     apply_async --> eager, or a built-in task: as Celery does
                 --> nothing to keep out, or part of a workflow: sent
+                --> with ``debounce``: `celery_redlock.task.publish.debounce`
                 --> lock name --> RESERVE, one round
                       reserved:  sent with the token; it is ended if that fails
                       duplicate: join, fail, or rerun
@@ -30,6 +31,13 @@ from celery_redlock.task.messages.reservation import Reservation
 from celery_redlock.task.naming.task_lock import lock_of, wait_until_bound
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.policies import Fail
+from celery_redlock.task.publish.debounce import (
+    NOT_AT_ALL,
+    TASKS_OWN,
+    check_asked,
+    debounce_of,
+    publish_debounced,
+)
 from celery_redlock.task.publish.message import Message, envelope_of
 from celery_redlock.task.publish.result import UniqueResult, unique
 from celery_redlock.task.publish.trigger import trigger_of
@@ -43,6 +51,12 @@ def publish(
     task: Any, inherited: Callable[..., Any], args: Any, kwargs: Any, options: dict[str, Any]
 ) -> UniqueResult:
     wait_until_bound(task)
+    debounce = options.pop("debounce", TASKS_OWN)
+    check_asked(task, debounce)
+    if "debounce_max" in options:
+        raise ConfigurationError(
+            f"{task.name}: debounce_max is an option of the task, and not of a call; set it there"
+        )
     if task.app.conf.task_always_eager or lock_of(task).is_built_in:
         return unique(inherited(args, kwargs, **options))
     task_id = str(options["task_id"] or uuid())  # as our records and those of a backend have it
@@ -51,11 +65,24 @@ def publish(
     if lock_of(task).is_computed:
         message = replace(message, envelope=envelope._replace(names=message.names_at_most()))
     if not message.needs_reservation:
-        return unique(message.send())
+        debounced = debounce_of(message, debounce)
+        if debounced is None:
+            return unique(message.send())
+        check_arguments(task, args, kwargs)
+        return unique(publish_debounced(message, debounced))
+    check_not_debounced(task, debounce)
     check_arguments(task, args, kwargs)
     check_id(task, task_id)
     chosen = message.lock_options
     return (publish_reported if chosen.only_reports else publish_unique)(message, chosen)
+
+
+def check_not_debounced(task: Any, debounce: Any) -> None:
+    if debounce not in (TASKS_OWN, *NOT_AT_ALL):
+        raise ConfigurationError(
+            f"{task.name}: debounce={debounce!r} of a call publishes all and runs the last, and "
+            "unique_until publishes the first and keeps out the next ones; drop one of them"
+        )
 
 
 def check_id(task: Any, task_id: str) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 from celery_redlock.errors import RedlockError
 from celery_redlock.lock.algorithm.results import ReleaseOutcome
 from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.records import rate_name
 from celery_redlock.lock.scripts.requests import Marker
 from celery_redlock.lock.waiting.waiting import leave_request
 from celery_redlock.plugin import plugin_for
@@ -78,7 +79,7 @@ class LostChild:
 
     def _clear_away(self) -> None:
         try:
-            places = places_of(self.task, self._names)
+            places = places_of(self.task, self._names, self.args, self.kwargs)
             plugin = plugin_for(self.task.app)
             options = self.delivery.adjust(lock_of(self.task).options)
             reservation = self.delivery.envelope.reservation
@@ -113,7 +114,10 @@ class LostChild:
 
     def _leave(self, locks: Any) -> None:
         """Have the nodes forget that it waited for its locks, as a message or in ``lock_wait``."""
-        for name in self._names:
+        names = list(self._names)
+        if lock_of(self.task).options.most_starts:
+            names += map(rate_name, self._names)
+        for name in names:
             locks.driver.tell(leave_request(locks.rules, name, self.delivery.owner or ""))
             if self.outcome not in {Outcome.RETRIED, Outcome.REQUEUED}:  # else another waits on
                 locks.driver.tell(leave_request(locks.rules, name, self.delivery.execution))

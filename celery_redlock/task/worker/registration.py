@@ -9,17 +9,16 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from operator import attrgetter
 
-from celery_redlock.lock import clock
 from celery_redlock.lock.algorithm.effects import Ask
 from celery_redlock.lock.algorithm.waiter import COMES_EVERY, NOTED_EVERY
 from celery_redlock.lock.scripts.requests import Request
-from celery_redlock.lock.scripts.votes import VoteKind, has_majority
+from celery_redlock.lock.scripts.votes import VoteKind, has_majority, lapses_in
 from celery_redlock.lock.waiting.waiting import (
     free_places,
     has_answered,
     leave_request,
     wait_request,
-    waited_for,
+    waits_since,
 )
 from celery_redlock.plugin import Plugin
 from celery_redlock.process.log import get_logger
@@ -35,17 +34,22 @@ MOST_AT_ONCE = 200
 
 
 class Registration:
-    """Registers waiting tasks on the nodes; *ring* has one run after so long [s]."""
+    """
+    Registers waiting tasks on the nodes; *ring* has one run after so long [s].
+
+    *look* has the oldest of a line registered again after so long, as a place lapses then.
+    """
 
     def __init__(
         self,
         plugin: Plugin,
         waiting: Container[WaitingTask],
         ring: Callable[[WaitingTask, float], None],
+        look: Callable[[bytes, float], None],
     ) -> None:
         self._plugin = plugin
         self._waiting = waiting
-        self._ring = ring
+        self._ring, self._look = ring, look
         self._queue: deque[WaitingTask] = deque()
         self._is_running = False
         self._woken: list[WaitingTask] = []
@@ -110,12 +114,14 @@ class Registration:
                 # As many wait as may: the nodes have forgotten this one, or its header is forged.
                 self._ring(task, 0.0)  # it ends as its policy says, unless the lock is free
                 continue
-            waited = waited_for(ballot)
-            if waited is not None:
-                locks.listener.room.has_waited_since(task, clock.wall() - waited)
+            since = waits_since(ballot)
+            if since is not None:
+                locks.listener.room.has_waited_since(task, since)
             if task.one.asks:
                 free = free_places(ballot) - self._about_to_try(task.line)
                 locks.listener.room.free(task.line, max(0, free))
+                if 0 < (lapses := lapses_in(ballot)) < COMES_EVERY:  # else by the next look
+                    self._look(task.line, lapses)
 
     def _about_to_try(self, line: bytes) -> int:
         with self._mutex:

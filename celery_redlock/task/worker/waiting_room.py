@@ -23,6 +23,7 @@ from typing import Any
 
 from celery_redlock.events import TasksWaiting
 from celery_redlock.lock.algorithm.waiter import COMES_EVERY, NOTED_EVERY
+from celery_redlock.lock.clock import jitter
 from celery_redlock.lock.records import line_key, shorten
 from celery_redlock.lock.waiting.waiting import leave_request, wait_request
 from celery_redlock.plugin import Plugin, plugin_for
@@ -45,6 +46,8 @@ logger = get_logger(__name__)
 #: How often the longest waiting task of each lock is registered again [s]: that wakes it if the
 #: lock has become free without a release, and if a hint was lost.
 LOOK_EVERY = COMES_EVERY
+#: In how long after a lapse workers ask [s]: the first takes the place, and the others see that.
+SPREAD = 0.02
 #: How many waiting tasks do not count for ``worker_eta_task_limit``. With those that do, a worker
 #: would soon take no messages at all.
 UNCOUNTED = 1000
@@ -59,7 +62,8 @@ class WaitingRoom:
         self._woken: deque[Callable[[], None]] = deque()
         #: Requests that were rescheduled, and come later.
         self._rescheduled: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._nodes = Registration(plugin, self._waiting, self.ring_for)
+        self._nodes = Registration(plugin, self._waiting, self.ring_for, self.look_after)
+        self._looks: set[bytes] = set()
         self._mutex = new_mutex()
         self._reported: Counter[str] = Counter()
         self._uncounted = 0
@@ -78,8 +82,8 @@ class WaitingRoom:
         if waiting is None or waiting.wakes_it is Wakes.NOTHING or locks.listener is None:
             return None
         options = delivery.adjust(lock_of(request.task).options)
-        limits = options.limits(request.lock_names)
-        limit = {shorten(name): limit for name, limit in limits.items()}.get(waiting.name)
+        lines = options.lines(request.lock_names, request.args, request.kwargs)
+        limit = {shorten(name): places for name, places in lines.items()}.get(waiting.name)
         if limit is None:  # anybody can publish a message that says so
             return None
         known_as = request.task.name, delivery.task_id, delivery.execution
@@ -168,6 +172,22 @@ class WaitingRoom:
                 return
             run()
 
+    def look_after(self, line: bytes, after: float) -> None:
+        """Ask again when a place of *line* lapses, which nobody sends a hint of; in any thread."""
+        self._ring(partial(self._look_after, line, jitter(after, after + SPREAD)))
+
+    def _look_after(self, line: bytes, after: float) -> None:
+        if line not in self._looks:
+            self._looks.add(line)
+            self._consumer.timer.call_after(after, self._look_at, (line,))
+
+    def _look_at(self, line: bytes) -> None:
+        self._looks.discard(line)
+        listener = self._plugin.locks.listener
+        oldest = None if listener is None else listener.room.oldest(line)
+        if isinstance(oldest, WaitingTask):
+            self._nodes.register(oldest)
+
     def _run_after(self, task: WaitingTask, after: float) -> None:
         if after:
             self._consumer.timer.call_after(after, self._run, (task,))
@@ -249,6 +269,7 @@ class WaitingRoom:
 
     def open(self, consumer: Any) -> None:
         self._consumer, self._uncounted = consumer, 0
+        self._looks.clear()
 
     def ring(self, bell: int | None) -> None:
         """Have the worker's event loop woken by a byte written to *bell*; None if it has none."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_redlock.lock import clock
-from celery_redlock.lock.algorithm.waiter import COMES_EVERY
+from celery_redlock.lock.algorithm.waiter import COMES_EVERY, NOTED_EVERY
 from celery_redlock.lock.waiting.room import Waiting
 from celery_redlock.lock.waiting.waiting import InLine
 
@@ -40,7 +40,7 @@ class WaitingTask(Waiting):
         line: bytes,
         request: Any,
     ) -> None:
-        super().__init__(line, clock.wall())  # until the nodes say since when
+        super().__init__(line, clock.wall(), one.who)  # until the nodes say since when
         self.takes_free = one.asks
         self.one, self.most = one, most
         self.registered_at = self.woken_at = NEVER
@@ -60,3 +60,7 @@ class WaitingTask(Waiting):
     def wake(self, after: float) -> None:
         """In a thread of its own, or of the listener."""
         self._ring(self, after)
+
+    def register_again(self) -> None:
+        """With the next looks, some at a time, those first that were registered first."""
+        self.registered_at -= NOTED_EVERY
