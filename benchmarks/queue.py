@@ -6,8 +6,7 @@ A worker with two children gets 30 tasks of 50 ms while somebody else holds thei
 rescheduled (``Reschedule(base=1, cap=30)``), with and without ``worker_eta_task_limit=10``, each
 with a worker of its own, one after the other. Then three workers take one lock in turn: the pause
 between two bodies is held against a round trip, and their order against that of the publishes.
-Then a worker is always busy with other tasks. At last ten threads on two sites wait for one lock,
-with hints and without, while a node is away; and 300 in 100 processes.
+At last a worker is always busy with other tasks.
 
 What takes longer than a minute after the release is counted as not done.
 """
@@ -31,7 +30,7 @@ from typing import Any
 import redis
 from celery import Celery
 
-from benchmarks import measure, sites
+from benchmarks import measure
 from benchmarks.lock_cycle import our_locks
 from benchmarks.record import Record, Table, Verdict
 from celery_redlock import RedlockTask, Reschedule
@@ -57,8 +56,6 @@ LIMITS = {"": None, ", worker_eta_task_limit=10": 10}
 #: each takes [s]; how many short ones come among them, and how long those take [s].
 BACKLOG, FILLS = 20, 0.3
 SHORT, SHORT_LASTS = 31, 0.02
-#: How long ten threads contend on two sites [s], for each cycle asked for.
-PER_CYCLE = 0.2
 
 
 def marks_of(name: str) -> str:
@@ -255,17 +252,6 @@ def busy() -> tuple[float, float]:
         return it.short("short"), it.short("short queued")
 
 
-def on_sites(length: float) -> Iterator[tuple[str, float, int, float, int, float]]:
-    """Yield grants of each case, and the longest spell with a free lock: with hints, and none."""
-    for apart in sites.APART:
-        for case in sites.CASES:
-            hints = sites.grants(case, apart, hints=True, length=length)
-            none = sites.grants(case, apart, hints=False, length=length)
-            spells = (round(sites.longest_pause(found), 3) for found in (hints, none))
-            with_hints, without = spells
-            yield case, apart * 1e3, len(hints), with_hints, len(none), without
-
-
 def pauses(tasks: int) -> tuple[list[float], float, float]:
     """
     Return what three workers make of tasks behind one lock.
@@ -338,22 +324,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             (("done after", round(plain, 1), round(queued, 1)),),
         )
     )
-    columns = ("ten threads", "apart ms", "hints", "longest free s", "none", "longest free s")
-    at_sites = tuple(on_sites(PER_CYCLE * chosen.cycles))
-    record.show(Table("Grants on two sites, with hints and without", columns, at_sites))
-    granted, requests = sites.crowd(100, 3, PER_CYCLE * chosen.cycles)
-    record.show(
-        Table(
-            "300 threads in 100 processes wait for one lock",
-            ("", "grants", "scripts on each node for a grant"),
-            (("hints", granted, round(requests, 1)),),
-        )
-    )
     record.judge(*promises(found, chosen.cycles))
     name = "short tasks behind one lock in a busy worker / plain ones"
     record.judge(Verdict(name, round(queued / plain, 2), 1.5))
-    ratios = [none / max(1, hints) for _, _, hints, _, none, _ in at_sites]
-    record.judge(Verdict("grants without hints / with hints, at most", round(max(ratios), 2), 1.0))
     return record.end(chosen)
 
 

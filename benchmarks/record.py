@@ -29,6 +29,7 @@ BENCHMARKS = (
     "throughput",
     "contention",
     "queue",
+    "sites",
     "watchdog",
     "memory",
     "startup",

@@ -4,7 +4,8 @@ Ten who wait for one lock on two sites, with hints and without, while a node is 
 Two processes, each with five threads that acquire, hold for 10 ms, release and rest as long. Two
 nodes are near the first and one near the second; a message to the other site takes half of the
 round trip between them. One node is down, or was restarted and remembers nothing, or a third
-process with ten threads that wait stands still. Without hints everybody only asks again.
+process with ten threads that wait stands still. Without hints everybody only asks again. At last
+300 threads in 100 processes wait for one lock.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,19 +23,21 @@ from typing import Any
 
 import redis
 
+from benchmarks import measure
+from benchmarks.record import Record, Table, Verdict
 from celery_redlock import LockNotAcquired, Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.testing.servers import Server, servers
 from support.proxy import proxied
 
-__all__ = ["APART", "CASES", "Grants", "crowd", "grants", "longest_pause"]
-
 #: Round trips between the sites [s].
 APART = (0.001, 0.005, 0.02)
 CASES = ("all up", "one down", "one restarted empty", "ten more stand still")
 PREFIX, NAME = "sites", "x"
 THREADS, HOLD, REST = 5, 0.01, 0.01
+#: How long they contend [s], for each cycle asked for.
+PER_CYCLE = 0.2
 #: For how long the lock is held first [s]: all wait by then.
 ALL_WAIT = 1.5
 #: When each lock was held: from when until when [s].
@@ -172,3 +176,39 @@ def requests(nodes: Sequence[Server]) -> int:
             said: Any = client.info("commandstats")
         total += int(said.get("cmdstat_evalsha", {}).get("calls", 0))
     return total
+
+
+def on_sites(length: float) -> Iterator[tuple[str, float, int, float, int, float]]:
+    """Yield grants of each case, and the longest spell with a free lock: with hints, and none."""
+    for apart in APART:
+        for case in CASES:
+            hints = grants(case, apart, hints=True, length=length)
+            none = grants(case, apart, hints=False, length=length)
+            spells = (round(longest_pause(found), 3) for found in (hints, none))
+            with_hints, without = spells
+            yield case, apart * 1e3, len(hints), with_hints, len(none), without
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print the tables; with ``--check`` return 1 if the target was missed."""
+    chosen = measure.arguments(__doc__, arguments, rounds=1, cycles=30)
+    length = PER_CYCLE * chosen.cycles
+    record = Record("sites", {"rounds": chosen.rounds, "cycles": chosen.cycles})
+    columns = ("ten threads", "apart ms", "hints", "longest free s", "none", "longest free s")
+    at_sites = tuple(on_sites(length))
+    record.show(Table("Grants on two sites, with hints and without", columns, at_sites))
+    granted, asked = crowd(100, 3, length)
+    record.show(
+        Table(
+            "300 threads in 100 processes wait for one lock",
+            ("", "grants", "scripts on each node for a grant"),
+            (("hints", granted, round(asked, 1)),),
+        )
+    )
+    ratios = [none / max(1, hints) for _, _, hints, _, none, _ in at_sites]
+    record.judge(Verdict("grants without hints / with hints, at most", round(max(ratios), 2), 1.0))
+    return record.end(chosen)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

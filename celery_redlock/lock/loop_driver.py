@@ -27,8 +27,10 @@ T = TypeVar("T")
 class LoopWaiting(ThreadWaiting):
     """A task of an event loop that waits; it sleeps in `wait_in_loop`."""
 
-    def __init__(self, line: bytes, since: float, now: Callable[[], float] = clock.now) -> None:
-        super().__init__(line, since, now)
+    def __init__(
+        self, line: bytes, since: float, now: Callable[[], float] = clock.now, who: str = ""
+    ) -> None:
+        super().__init__(line, since, now, who)
         self._loop = asyncio.get_running_loop()
         self._rung = self._loop.create_future()
 

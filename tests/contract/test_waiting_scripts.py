@@ -9,6 +9,7 @@ import pytest
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.nodes.guard import boot_marker
 from celery_redlock.lock.records import (
+    OWNER_LENGTH,
     RELEASE_LENGTH,
     Keys,
     channel,
@@ -102,7 +103,8 @@ class Bench(ScriptBench):
         self.client.publish(channel(RULES.prefix, "!" * 16), "all")  # comes after all the others
         letters = ""
         while (message := self._message())["data"] != b"all":
-            assert message["data"][RELEASE_LENGTH:] == LINE
+            assert message["data"][RELEASE_LENGTH + OWNER_LENGTH :] == LINE
+            self.took = message["data"][RELEASE_LENGTH:][:OWNER_LENGTH].decode()
             letters += message["channel"][-1:].decode()
         return letters
 
@@ -345,6 +347,7 @@ def test_another_channel_or_limit_takes_the_place_of_the_old_one(bench):
     bench.release(place=2)
     bench.release()
     assert bench.heard() == "bc"
+    assert bench.took == "a" * 32  # as others know it, whatever its channel
     assert bench.line() == ""
 
 

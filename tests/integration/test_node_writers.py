@@ -118,7 +118,8 @@ def test_who_wakes_somebody_too_early_grants_them_nothing(clients, locks):
     woken = channel("redlock", member[32:48].decode())
     for number, client in enumerate(3 * clients):
         eventually(lambda it=client: it.pubsub_numsub(woken)[0][1], "ears")
-        client.publish(woken, b"%08d" % (number // len(clients)) + b"redlock:line:line")
+        release = b"%08d" % (number // len(clients))
+        client.publish(woken, release + member[:32] + b"redlock:line:line")
     time.sleep(0.5)  # it asks in vain meanwhile
     assert not granted
     mine.extend(lease)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import signal
+import statistics
 import subprocess
 import sys
 import textwrap
@@ -102,6 +103,35 @@ def test_threads_that_wait_are_woken_in_turn(locks, nodes):
     fences = [first.fence, *(fence for _, fence in got)]
     assert fences == sorted(set(fences))
     eventually(lambda: not keys(nodes, "redlock:*:line") & traces("line"), "no trace")
+
+
+def longest_pause(locks, nodes, name):
+    """Return for how long nobody had a lock, at most, that 20 threads came for at once [s]."""
+    held, spans = locks.acquire(name), []
+
+    def come():
+        lease = locks.acquire(name, wait=600)
+        began = time.monotonic()
+        time.sleep(0.002)  # stands for what the lock is held for
+        spans.append((began, time.monotonic()))
+        locks.release(lease)
+
+    threads = [threading.Thread(target=come) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: in_line(nodes, name) == [20] * 5, "all in line")
+    locks.release(held)
+    for thread in threads:
+        thread.join(timeout=60)
+    return max(after - before for (_, before), (after, _) in itertools.pairwise(sorted(spans)))
+
+
+def test_whoever_a_node_takes_out_of_its_line_is_woken(locks, nodes, monkeypatch):
+    """A burst reaches each node in another order; twin: a process wakes its oldest for it."""
+    seen = [longest_pause(locks, nodes, f"burst {number}") for number in range(5)]
+    monkeypatch.setattr(Room, "_known_as", lambda *_: None)
+    twin = [longest_pause(locks, nodes, f"twin {number}") for number in range(5)]
+    assert statistics.median(seen) < statistics.median(twin) / 2, (seen, twin)
 
 
 def traces(name):

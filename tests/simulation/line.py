@@ -13,9 +13,10 @@ from dataclasses import replace
 from celery_redlock.errors import LockTaken
 from celery_redlock.lock.algorithm.effects import Sleep
 from celery_redlock.lock.algorithm.request import LockRequest
-from celery_redlock.lock.records import Keys
+from celery_redlock.lock.records import Keys, line_key
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts.requests import release_request
+from celery_redlock.lock.waiting.room import ThreadWaiting
 from celery_redlock.lock.waiting.waiting import InLine, wait_request
 from celery_redlock.testing import memory_quorum
 from simulation.clocks import BEGIN
@@ -123,6 +124,17 @@ def told_to_nobody() -> list[str]:
     for node in (A, B, C):
         line.at(5.95, line.x.ears.lose, node)
     return line.late(X, 5.95 + AGAIN)
+
+
+def not_the_oldest_here() -> list[str]:
+    """Let x wait where somebody has waited for longer, of whom the nodes know nothing yet."""
+    line = Line()
+    line.take(line.y, 0.0, 1.5)
+    line.take(line.x, 0.1, wait=9.0)
+    assert line.x.ears is not None
+    room, key = line.x.ears.room, line_key(LONG.prefix, NAME)
+    line.at(0.2, room.enter, ThreadWaiting(key, BEGIN, line.x.now, "0" * 32))
+    return line.late(X, 1.5)
 
 
 def says_it_has_waited_for_years() -> list[str]:
@@ -277,6 +289,7 @@ LINE: dict[str, Callable[[], list[str]]] = {
         told,
         not_told,
         told_to_nobody,
+        not_the_oldest_here,
         oldest_first,
         says_it_has_waited_for_years,
         killed_in_line,
@@ -296,6 +309,7 @@ LINE_BREAKS: dict[str, tuple[str, ...]] = {
     "told": ("hint",),
     "not_told": ("comes-by-itself",),
     "told_to_nobody": ("registers-again",),
+    "not_the_oldest_here": ("taken-is-woken",),
     "oldest_first": ("oldest-first",),
     "says_it_has_waited_for_years": ("since-the-node-knows",),
     "killed_in_line": ("dead-passed",),

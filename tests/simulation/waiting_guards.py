@@ -72,6 +72,11 @@ WAITING_GUARDS = {
             lua=((RELEASE, "'ZRANGE', line, '0', PASSED - 1", "'ZRANGE', line, '-1', '-1'"),),
         ),
         Guard(
+            "taken-is-woken",
+            "of a process that is told the one is woken whom the node has taken out of its line",
+            ((Room, "_known_as", nothing),),
+        ),
+        Guard(
             "dead-passed",
             "one whose process does not listen any more is passed",
             lua=((RELEASE, "or heard > 0 then return end", "or heard >= 0 then return end"),),

@@ -15,7 +15,7 @@ from celery_redlock.lock.algorithm.effects import Ask, Send, Sleep
 from celery_redlock.lock.algorithm.participant import Participant
 from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.lease import Lease
-from celery_redlock.lock.records import line_key
+from celery_redlock.lock.records import OWNER_LENGTH, line_key
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts.votes import Vote, VoteKind
 from celery_redlock.lock.waiting.listener import Listener
@@ -127,7 +127,9 @@ class Ears:
 
     def hear(self, name: str) -> None:
         self._releases += 1
-        self.room.hear(0, b"%08d" % self._releases + line_key("redlock", name))
+        self.room.hear(
+            0, b"%08d" % self._releases + bytes(OWNER_LENGTH) + line_key("redlock", name)
+        )
 
 
 class Drive:

@@ -75,8 +75,8 @@ class ScriptedNode:
 
     def say(self, message=LINE):
         eventually(lambda: self.made and self.made[-1].sent, "a subscription")
-        release = b"12345678" if message in {LINE, OTHER} else b""
-        self.made[-1].replies.put([b"message", b"redlock:wake:x", release + message])
+        begins = b"12345678" + b"-" * 32 if message in {LINE, OTHER} else b""
+        self.made[-1].replies.put([b"message", b"redlock:wake:x", begins + message])
 
 
 @pytest.fixture

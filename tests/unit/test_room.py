@@ -29,8 +29,8 @@ ROUND_TRIP, OF_OTHERS = 2**-6, 2**-4
 
 
 class Sleeper(Waiting):
-    def __init__(self, since=0.0, line=LINE):
-        super().__init__(line, since)
+    def __init__(self, since=0.0, line=LINE, who=""):
+        super().__init__(line, since, who)
         self.wakes, self.registered = [], []
 
     def wake(self, after):
@@ -57,14 +57,18 @@ def seat(room, *since, line=LINE):
     return sleepers
 
 
-def released(room, *positions, line=LINE, release=None):
-    """Have these nodes say that the lock was released: as before, or anew where one said so."""
+def released(room, *positions, line=LINE, release=None, taken="-" * 32):
+    """
+    Have these nodes say that the lock was released: as before, or anew where one said so.
+
+    And whom they have taken out of their line, who has left here if it is not said.
+    """
     for position in positions:
         known = room.__dict__.setdefault("said", [0, set()])
         if position in known[1]:
             known[:] = [known[0] + 1, set()]
         known[1].add(position)
-        room.hear(position, (release or b"%08d" % known[0]) + line)
+        room.hear(position, (release or b"%08d" % known[0]) + taken.encode() + line)
 
 
 # -- when a hint counts -----------------------------------------------------------------
@@ -150,6 +154,79 @@ def test_a_node_that_tells_without_end_costs_little(room):
     for _ in range(5 * MOST_HINTS):
         released(room, 0)
     assert len(room._hints) <= MOST_HINTS + 1
+
+
+# -- whom the node has taken out of its line ----------------------------------------------
+
+X, Y = "0" * 31 + "1", "0" * 31 + "2"
+
+
+@pytest.fixture
+def pair(room, clock):
+    """Two who wait, the older one first."""
+    both = Sleeper(0.0, who=X), Sleeper(1.0, who=Y)
+    for one in both:
+        one.ran_at = clock()
+        room.enter(one)
+    return both
+
+
+def test_that_one_is_woken_though_another_is_older_here(room, pair):
+    """Or it would be in no line, and nobody would tell it of the next release."""
+    one, other = pair
+    released(room, 0, taken=Y)
+    assert (one.wakes, other.wakes) == ([], [ROUND_TRIP])
+    assert (one.registered, other.registered) == ([], [])
+
+
+def test_whoever_another_node_has_taken_out_registers_again(room, pair):
+    one, other = pair
+    released(room, 0, taken=Y)
+    released(room, 1, taken=X)
+    assert (one.wakes, one.registered) == ([], [one])
+    assert other.registered == []
+
+
+def test_who_is_woken_already_registers_again_and_the_next_is_woken(room, pair):
+    """It may have asked for the lock before this release."""
+    one, other = pair
+    released(room, 0, taken=X)
+    released(room, 0, taken=X)
+    assert (one.wakes, one.registered) == ([ROUND_TRIP], [one])
+    assert (other.wakes, other.registered) == ([ROUND_TRIP], [])
+
+
+def test_who_has_tried_in_vain_by_then_registers_again(room, pair):
+    """A node that is slow takes it out after it has registered with its refusal."""
+    one, _ = pair
+    released(room, 0, 1, 2, taken=X)
+    one.is_woken = False
+    assert one.registered == []
+    released(room, 3, taken=X)
+    assert (len(one.wakes), one.registered) == (2, [one])
+
+
+def test_who_cannot_run_registers_again_and_another_is_woken(room, pair, clock):
+    one, other = pair
+    clock.advance(CANNOT_RUN + 1)
+    other.ran_at = clock()
+    released(room, 0, taken=X)
+    assert (one.wakes, one.registered) == ([], [one])
+    assert other.wakes == [ROUND_TRIP]
+
+
+def test_whoever_has_left_is_nobody(room, pair):
+    """Also where one with the same name is there: two deliveries of one message."""
+    one, other = pair
+    again = Sleeper(2.0, who=X)
+    room.enter(again)
+    room.leave(one)
+    released(room, 0, taken=X)
+    assert (one.wakes, other.wakes, again.wakes) == ([], [], [ROUND_TRIP])
+    room.leave(again)
+    released(room, 0, taken=X)
+    assert other.wakes == [ROUND_TRIP]
+    assert (one.registered, again.registered) == ([], [])
 
 
 # -- whom it wakes ----------------------------------------------------------------------

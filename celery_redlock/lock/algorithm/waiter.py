@@ -64,7 +64,8 @@ class Waiter:
         if self._waiting is None:
             self._who = self._who or who_is_next(listener.channel())
             line = line_key(participant.rules.prefix, request.name)
-            self._waiting = participant.waiting(line, participant.wall(), participant.now)
+            here = line, participant.wall(), participant.now, self._who
+            self._waiting = participant.waiting(*here)
             listener.enter(self._waiting)  # known by now: whoever is interrupted leaves
         else:
             listener.listen()

@@ -123,7 +123,7 @@ local function hint(line, channels, number, release)
     if (tonumber(string.sub(one, WHO + CHANNEL + 1)) or 0) > tonumber(number) then
       if type(redis.pcall('ZREM', line, one)) ~= 'number' then return end
       local channel = channels .. string.sub(one, WHO + 1, WHO + CHANNEL)
-      local heard = redis.pcall('PUBLISH', channel, release .. line)
+      local heard = redis.pcall('PUBLISH', channel, release .. string.sub(one, 1, WHO) .. line)
       if type(heard) ~= 'number' or heard > 0 then return end
     end
   end

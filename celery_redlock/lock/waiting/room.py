@@ -1,9 +1,10 @@
 """
 A room for all that wait for locks in a process, threads and messages alike.
 
-    enter --> a node sends a hint that the lock may be free --> the oldest who waits for it is woken
-          --> leave, or wait again
-          --> registered again as a node can be heard: it takes whom nobody hears out of its line
+    enter --> a node takes the oldest out of its line, and sends a hint that the lock may be free
+          --> that one is woken, or if it is already, the oldest here --> leave, or wait again
+          --> registered again as it was taken out and not woken, or as a node can be heard: it
+              takes whom nobody hears out of its line
 
 A hint counts once a majority of nodes has sent it, or a round trip of the first one's node later:
 others, further away, then have the release before the attempt. If not, the majority wakes the same
@@ -20,7 +21,7 @@ from itertools import islice
 from operator import attrgetter
 
 from celery_redlock.lock import clock
-from celery_redlock.lock.records import RELEASE_LENGTH
+from celery_redlock.lock.records import OWNER_LENGTH, RELEASE_LENGTH
 from celery_redlock.process.deferral import allow_signals
 from celery_redlock.process.mutex import new_mutex
 
@@ -73,8 +74,10 @@ class ThreadWaiting(Waiting):
         is_to_register: Whether it sleeps no longer before the nodes were told that it waits.
     """
 
-    def __init__(self, line: bytes, since: float, now: Callable[[], float] = clock.now) -> None:
-        super().__init__(line, since)
+    def __init__(
+        self, line: bytes, since: float, now: Callable[[], float] = clock.now, who: str = ""
+    ) -> None:
+        super().__init__(line, since, who)
         self.is_to_register = False
         self._now = now
         self.ran_at = now()
@@ -143,6 +146,7 @@ class Room:
         self._now = now
         self._mutex = new_mutex()
         self._lines: dict[bytes, list[Waiting]] = {}
+        self._known: dict[tuple[bytes, bytes], Waiting] = {}  # by line, and as nodes know them
         self._hints: dict[bytes, Hint] = {}
 
     @property
@@ -157,6 +161,7 @@ class Room:
     def enter(self, waiting: Waiting) -> None:
         with self._mutex:
             insort(self._lines.setdefault(waiting.line, []), waiting, key=by_age)
+            self._known[waiting.line, waiting.who.encode()] = waiting
 
     def leave(self, waiting: Waiting) -> None:
         with self._mutex:
@@ -165,6 +170,9 @@ class Room:
                 line.remove(waiting)
             if not line:
                 self._lines.pop(waiting.line, None)
+            known_as = waiting.line, waiting.who.encode()
+            if self._known.get(known_as) is waiting:
+                del self._known[known_as]
 
     def has_waited_since(self, waiting: Waiting, since: float) -> None:
         """Have *waiting* in line by what the nodes know of it [s, Unix time]."""
@@ -211,13 +219,19 @@ class Room:
                     waiting.register_again()
 
     def hear(self, position: int, message: bytes) -> None:
-        """Take a hint of the node at *position*: of which release, and of which line."""
-        line = message[RELEASE_LENGTH:]
+        """Take a hint of the node at *position*: of which release, whom it took, of which line."""
+        release, line = message[:RELEASE_LENGTH], message[RELEASE_LENGTH + OWNER_LENGTH :]
         with self._mutex:
             if line in self._lines:
-                hint = self._hint(position, message)
+                taken = self._known_as(line, message[RELEASE_LENGTH : -len(line)])
+                hint = self._hint(position, release + line)
                 hint.nodes.add(position)
-                self._act(hint, line)
+                self._act(hint, line, taken)
+                if taken is not None and not (taken is hint.waiting and taken.is_woken):
+                    taken.register_again()
+
+    def _known_as(self, line: bytes, who: bytes) -> Waiting | None:
+        return self._known.get((line, who))
 
     def _hint(self, position: int, message: bytes) -> Hint:
         now = self._now()
@@ -228,7 +242,7 @@ class Room:
         hint = Hint(now, now + self._round_trip(position))
         return self._hints.setdefault(message, hint)
 
-    def _act(self, hint: Hint, line: bytes) -> None:
+    def _act(self, hint: Hint, line: bytes, taken: Waiting | None) -> None:
         """Wake somebody by a new hint; by a majority once more, as the first time may be early."""
         now, is_said = self._now(), len(hint.nodes) >= self._majority
         if hint.is_said:
@@ -236,14 +250,16 @@ class Room:
         if hint.waiting not in self._lines[line]:  # nobody yet, or one who has left
             if hint.waiting is not None and now >= hint.counts_at:
                 return
-            hint.waiting = self._next(line)
+            hint.waiting = self._next(line, taken)
         elif not is_said:
             return
         hint.is_said = is_said
         hint.waiting.is_woken = True
         hint.waiting.wake(0.0 if is_said else hint.counts_at - now)
 
-    def _next(self, line: bytes) -> Waiting:
+    def _next(self, line: bytes, taken: Waiting | None) -> Waiting:
         in_line = self._lines[line]
+        if taken is not None and not taken.is_woken and taken in self._running([taken]):
+            return taken
         asleep = (one for one in self._running(in_line) if not one.is_woken)
         return next(asleep, None) or next(self._running(in_line), in_line[0])

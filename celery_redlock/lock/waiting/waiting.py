@@ -7,8 +7,8 @@ A node grants nothing by it. It has two keys for each lock name, which expire:
     redlock:waiters:NAME   hash: who waits -> channel, limit, since when the node knows of it and
                            when it last heard of it [ms], description
 
-    refused --> WAIT --> ... --> RELEASE sends a hint to the oldest's process, and takes it out of
-                                 the line --> that one tries like everybody --> in vain: WAIT again
+    refused --> WAIT --> ... --> RELEASE takes the oldest out of the line, and sends its process a
+                                 hint --> that one tries like everybody --> in vain: WAIT again
     granted, or given up --> LEAVE
 
 A hint may be lost, and costs time only: everybody who waits comes by itself some day.
