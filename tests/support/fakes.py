@@ -125,11 +125,10 @@ class Ears:
             self.waiting.remove(waiting)
         self.room.leave(waiting)
 
-    def hear(self, name: str) -> None:
+    def hear(self, name: str, taken: str = "-" * OWNER_LENGTH) -> None:
         self._releases += 1
-        self.room.hear(
-            0, b"%08d" % self._releases + bytes(OWNER_LENGTH) + line_key("redlock", name)
-        )
+        release = b"%08d" % self._releases
+        self.room.hear(0, release + taken.encode() + line_key("redlock", name))
 
 
 class Drive:

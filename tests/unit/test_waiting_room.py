@@ -375,6 +375,17 @@ def test_the_next_hint_is_the_next_one_s(app):
     assert app.ran == [first, second]
 
 
+def test_the_one_runs_that_a_node_has_taken_out_of_its_line(app):
+    """Or it would be in no line, though it may be the oldest by the clock of another worker."""
+    first, second = receive(app, since=1001.0), receive(app, since=1002.0, task_id="other")
+    app.ears.hear("a", taken=who(second))
+    app.room.wake()
+    assert app.ran == [second]
+    app.ears.hear("a", taken=who(first))
+    app.room.wake()
+    assert app.ran == [second, first]
+
+
 def test_one_that_cannot_be_run_disturbs_nobody(app, monkeypatch):
     receive(app, since=1001.0)
     other = receive(app, since=1002.0, task_id="other")
@@ -774,18 +785,6 @@ def test_a_thread_that_waits_in_the_process_is_older_than_a_task(app):
     app.ears.leave(waiting)
     app.room.look()
     assert told(app) == ["wait"]
-
-
-def test_those_who_came_at_once_are_in_line_as_nodes_have_them(app):
-    """Or a process would wake another one than the node has taken out of its line."""
-    ids = [receive(app, "a", since=1001.0, task_id=str(number)) for number in range(20)]
-    in_order = sorted(who(request) for request in ids)
-    woken = []
-    for _ in ids:
-        oldest = app.ears.room.oldest(b"redlock:line:a")
-        woken.append(oldest.who)
-        app.room.leave(oldest)
-    assert woken == in_order
 
 
 def test_all_are_noted_again_once_a_node_can_be_heard(app, monkeypatch):

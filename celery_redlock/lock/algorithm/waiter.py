@@ -28,12 +28,7 @@ _numbers = itertools.count()
 
 
 def who_is_next(channel: str) -> str:
-    """
-    Return an id under which somebody waits; those of one process sort as they came.
-
-    Nodes sort by it those who came in one millisecond. If they had another order than the process
-    they would take out of the line whom the process does not wake.
-    """
+    """Return an id under which nobody else waits: those of one process sort as they came."""
     return channel + f"{next(_numbers):0{OWNER_LENGTH - len(channel)}x}"
 
 

@@ -38,7 +38,7 @@ CANNOT_RUN = 2.0
 GONE = 60.0
 NEVER = float("inf")
 
-by_age = attrgetter("since", "who")
+by_age = attrgetter("since")
 takes_free = attrgetter("takes_free")
 
 
@@ -50,7 +50,7 @@ class Waiting:
     def __init__(self, line: bytes, since: float, who: str = "") -> None:
         self.line = line  # Redis key of the line
         self.since = since  # [s, Unix time]
-        self.who = who  # as nodes know it, which sort by it those who came at once
+        self.who = who  # as nodes know it
         self.is_woken = False  # and has not waited again since
         self.ran_at = NEVER  # [s, our clock]; a message always can
 

@@ -195,16 +195,10 @@ def has_answered(ballot: Ballot) -> bool:
 
 
 def waits_since(ballot: Ballot) -> float | None:
-    """
-    Return since when somebody waits by what a majority says [s, the nodes' time]; None if none.
-
-    In whole milliseconds, as nodes have it: in another order than theirs a process would wake
-    another one than they have taken out of the line.
-    """
-    votes = votes_of(ballot, VoteKind.GRANTED)
-    said = sorted(round((vote.node_now - vote.ttl) * 1000) for vote in votes)
+    """Return since when somebody waits by what a majority says [s, the nodes' time], or None."""
+    said = sorted(vote.node_now - vote.ttl for vote in votes_of(ballot, VoteKind.GRANTED))
     majority = quorum(len(ballot))
-    return said[majority - 1] / 1000 if len(said) >= majority else None
+    return said[majority - 1] if len(said) >= majority else None
 
 
 def free_places(ballot: Ballot) -> int:
