@@ -76,10 +76,11 @@ def rows_of(page, head):
 def written(page, folder, places):
     for block in blocks_of(HOW_TO / f"{page}.md"):
         if "file" in block.notes:
-            text = block.text
+            text, path = block.text, folder / block.notes["file"]
             for name, place in places.items():
                 text = text.replace(name, place)
-            (folder / block.notes["file"]).write_text(text)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
 
 
 @contextmanager
@@ -295,11 +296,11 @@ def test_without_a_quorum_it_is_202_or_503(shop_api, lock_nodes):
 
 
 @contextmanager
-def served(folder):
-    """Run the API of a page under uvicorn, at a port of its own; yield its URL."""
+def served(folder, api="ten_lines:api"):
+    """Run the API of a page under uvicorn, at a port of its own; yield its URL, and its log."""
     pytest.importorskip("uvicorn")
     port = free_port()
-    command = [sys.executable, "-m", "uvicorn", "ten_lines:api", "--port", str(port)]
+    command = [sys.executable, "-m", "uvicorn", api, "--port", str(port)]
     with (folder / "uvicorn.log").open("w") as log:
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
     try:
@@ -372,6 +373,63 @@ def test_a_child_publishes_after_its_parent_has(shop_api):
     assert os.waitpid(child, 0)[1] == 0
     assert shop.rebuild.delay(7).holder_id == first.id
     assert shop.rebuild.delay(8).duplicate
+
+
+# -- Django -----------------------------------------------------------------------------------
+
+ASGI = """
+import os
+
+from django.core.asgi import get_asgi_application
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mysite.settings")
+application = get_asgi_application()
+"""
+URLS = """
+from django.urls import path
+from shop.views import cancel, order
+
+urlpatterns = [path("cancel/<int:invoice_id>", cancel), path("order/<int:invoice_id>", order)]
+"""
+
+
+@pytest.fixture
+def mysite(redis_nodes, tmp_path):
+    """Write the page's project as `startproject` would have it; return its broker's URL."""
+    pytest.importorskip("django")
+    (broker,) = redis_nodes(1)
+    bootstrap([broker.url], Rules())
+    patient = {"BROKER_URL])": f"BROKER_URL], node_timeout={PATIENCE})", "wait=1": "wait=30"}
+    written("django", tmp_path, {"redis://broker/0": broker.url, **patient})
+    (tmp_path / "shop/__init__.py").touch()
+    (tmp_path / "mysite/asgi.py").write_text(ASGI)
+    (tmp_path / "mysite/urls.py").write_text(URLS)
+    with (tmp_path / "mysite/settings.py").open("a") as file:
+        file.write('ROOT_URLCONF, ALLOWED_HOSTS = "mysite.urls", ["127.0.0.1"]')
+    return broker.url
+
+
+def test_an_async_view_of_django_takes_the_lock_of_the_task_under_uvicorn(mysite, tmp_path):
+    """While one waits for the lock, the same process answers and publishes for others."""
+    httpx = pytest.importorskip("httpx")
+    tasks = Redlock.from_urls([mysite], node_timeout=PATIENCE)
+
+    async def ask(url):
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            with tasks.hold("invoice:1") as held:
+                waiting = asyncio.ensure_future(client.post("/cancel/1"))
+                paths = [f"/cancel/{n}" for n in range(2, 8)] + ["/order/1"]
+                others = [(await client.post(path)).status_code for path in paths]
+                was_waiting = not waiting.done()
+            return was_waiting, others, (await waiting).json()["fence"] > held.fence
+
+    try:
+        with served(tmp_path, "mysite.asgi:application") as (url, log):
+            eventually(lambda: "startup" in log.read_text(), "server")
+            assert asyncio.run(ask(url)) == (True, [200] * 6 + [202], True)
+            assert "Traceback" not in log.read_text()
+    finally:
+        tasks.close()
 
 
 # -- RabbitMQ ---------------------------------------------------------------------------------
