@@ -763,7 +763,7 @@ def test_a_closed_lock_connects_again_when_it_is_used(five_nodes, locks):
 
 
 def test_closing_while_others_ask_harms_none_of_them(five_nodes, locks):
-    lock = locks(five_nodes[:3])
+    lock = locks(five_nodes[:3], ttl=RENEWED)  # of a release that is cut off
     stop = threading.Event()
     failures, rounds = [], []
 
