@@ -38,6 +38,9 @@ RUN, PUBLISH = "run, plain", "publish, plain"
 AGAINST = {EARLY: RUN, LATE: RUN, FRESH: PUBLISH, DUPLICATE: PUBLISH}
 #: Most calls that a lock may add [1]. How many replies come together varies, and with it the count.
 LIMITS = {EARLY: 615, LATE: 680, FRESH: 435, DUPLICATE: -105}
+#: What is counted of a task is summed up every thousand events, to which a test does not come: so
+#: many calls more [1].
+SUMMED = {EARLY: 55, LATE: 55, FRESH: 0, DUPLICATE: 55}
 #: Where a call is charged: the first that a file of ours begins with; C functions to their callers.
 PARTS = {
     "task/naming/keys": "name",
@@ -198,7 +201,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for shown in tables(found, cpu_times(what, chosen.rounds, chosen.cycles)):
             record.show(shown)
     for name, limit in LIMITS.items():
-        record.judge(Verdict(f"calls added: {name}", round(sum(found[name].values())), limit))
+        most = limit + SUMMED[name]
+        record.judge(Verdict(f"calls added: {name}", round(sum(found[name].values())), most))
     return record.end(chosen)
 
 

@@ -94,7 +94,7 @@ def site(urls: Sequence[str], hints: bool, threads: int, parent: Any) -> None:  
 def people(sites: Sequence[tuple[Sequence[str], int]], *, hints: bool) -> Iterator[list[Any]]:
     """Start a process for each site; yield the process and the way to it, of each."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.sites"])
+    context.set_forkserver_preload(["celery_redlock.testing.servers", "support.proxy"])
     with ExitStack() as stack:
         crew = []
         for urls, threads in sites:
