@@ -142,9 +142,10 @@ def grants(case: str, apart: float, *, hints: bool, length: float) -> Grants:
     return sorted(found)
 
 
-def longest_pause(found: Grants) -> float:
-    """Return for how long the lock was free, at most [s]."""
-    return max((after[0] - before[1] for before, after in pairwise(found)), default=float("inf"))
+def longest_pause(found: Grants) -> float | None:
+    """Return for how long the lock was free, at most [s]; None of fewer than two grants."""
+    pauses = (after[0] - before[1] for before, after in pairwise(found))
+    return max((round(one, 3) for one in pauses), default=None)
 
 
 def crowd(processes: int, threads: int, length: float) -> tuple[int, float]:
@@ -178,14 +179,13 @@ def requests(nodes: Sequence[Server]) -> int:
     return total
 
 
-def on_sites(length: float) -> Iterator[tuple[str, float, int, float, int, float]]:
+def on_sites(length: float) -> Iterator[tuple[str, float, int, float | None, int, float | None]]:
     """Yield grants of each case, and the longest spell with a free lock: with hints, and none."""
     for apart in APART:
         for case in CASES:
             hints = grants(case, apart, hints=True, length=length)
             none = grants(case, apart, hints=False, length=length)
-            spells = (round(longest_pause(found), 3) for found in (hints, none))
-            with_hints, without = spells
+            with_hints, without = longest_pause(hints), longest_pause(none)
             yield case, apart * 1e3, len(hints), with_hints, len(none), without
 
 
