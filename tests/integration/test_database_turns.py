@@ -18,6 +18,7 @@ from unittest import mock
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
+from hypothesis.errors import FlakyFailure
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from celery_redlock.keyspace.values import NEVER, Stream
@@ -401,5 +402,6 @@ def test_a_crossing_goes_wrong_without(database, protection, request):
 )
 def test_a_story_is_found_without(database, protection, request):
     kind = request.node.callspec.params["database"]
-    with switched_off(kind, protection), pytest.raises(AssertionError):
+    # Who does not wait for the lock races, and may go another way when Hypothesis tells it again.
+    with switched_off(kind, protection), pytest.raises((AssertionError, FlakyFailure)):
         tell(database, SEARCH, phases=[Phase.generate])

@@ -70,6 +70,10 @@ class Claim:
         )
 
     @property
+    def is_open(self) -> bool:
+        return self.ended is None and self.lost is None
+
+    @property
     def end(self) -> float:
         """The last moment at which the client could have acted as the holder [s]."""
         if self.ended is not None:
@@ -99,7 +103,13 @@ class History:
     @property
     def cut_short(self) -> int:
         """How many holds have no end: their clients were killed."""
-        return sum(claim.ended is None and claim.lost is None for claim in self.claims)
+        return sum(claim.is_open for claim in self.claims)
+
+    def end_as_seen(self) -> None:
+        """Count holds without an end up to their latest look: they may yet be ended there."""
+        for claim in self.claims:
+            if claim.is_open:
+                claim.ended = claim.seen
 
 
 def read(folder: Path) -> dict[str, History]:
@@ -205,6 +215,7 @@ def lost_updates(path: Path, table: str) -> int:
     if not path.exists():
         return 0
     with closing(sqlite3.connect(path)) as store:
-        writes = store.execute("SELECT count(*) FROM writes WHERE register = ?", [table])
-        values = store.execute(f"SELECT coalesce(sum(value), 0) FROM {table}")
-        return int(writes.fetchone()[0]) - int(values.fetchone()[0])
+        writes = "SELECT count(*) FROM writes WHERE register = ?"
+        values = f"SELECT coalesce(sum(value), 0) FROM {table}"
+        # In one statement, for writers may be at it.
+        return int(store.execute(f"SELECT ({writes}) - ({values})", [table]).fetchone()[0])

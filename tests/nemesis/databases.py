@@ -30,7 +30,7 @@ from nemesis.log import Log, now
 from nemesis.network import network
 from nemesis.registers import Registers
 from nemesis.run import first_grant, folder_of
-from nemesis.verdict import Run, Score, breaks, score, violations
+from nemesis.verdict import Run, Score, breaks, broken_so_far, score, violations
 from support.postgres import DURABLE, USER, Postgres, find_postgres, postgres
 from support.waiting import eventually
 
@@ -299,7 +299,7 @@ def run_database(
         while not ground.over.is_set():
             passed = now() - began
             is_long = passed >= seconds
-            if is_long and (passed >= (longest or 0) or not lacking(fault, folder)):
+            if is_long and (passed >= (longest or 0) or set(fault.breaks) <= broken_so_far(folder)):
                 break
             ground.wait(rng.uniform(*fault.gap))
             with fault.strike(ground, rng):
@@ -316,7 +316,8 @@ def run_database(
         result.violations = [*violations(scores), *gone]
         if served is None and not ground.over.is_set():
             result.violations.append(f"not served within {PATIENCE:g} s of the end")
-        without = lacking(fault, folder)
+        found = breaks(scores)
+        without = [name for name in fault.breaks if name not in found]
         result.counts = not without and strikes > 0
         result.why = f"did not break: {', '.join(without)}" if without else "felt"
         return result
@@ -325,11 +326,6 @@ def run_database(
 def scores_in(folder: Path) -> dict[str, Score]:
     histories = checker.read(folder)
     return {name: score(folder, name, histories[name]) for name in CONTENDERS}
-
-
-def lacking(fault: DatabaseFault, folder: Path) -> list[str]:
-    found = breaks(scores_in(folder))
-    return [name for name in fault.breaks if name not in found]
 
 
 def when_served(ground: Ground, calm: float) -> float | None:

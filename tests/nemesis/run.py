@@ -24,7 +24,7 @@ from nemesis.faults import Fault, longest_step
 from nemesis.field import CROWD, Field, field_of
 from nemesis.leftovers import Sampler, lock_keys
 from nemesis.log import now
-from nemesis.verdict import GUARDED, Run, breaks, missing, score, verdict, violations
+from nemesis.verdict import GUARDED, Run, broken_so_far, missing, score, verdict, violations
 
 __all__ = ["folder_of", "run"]
 
@@ -126,7 +126,7 @@ def strike(
     while not ground.over.is_set():
         passed = now() - began
         if passed >= seconds and (
-            longest is None or passed >= longest or not missing(fault, broken(ground))
+            longest is None or passed >= longest or not missing(fault, broken_so_far(ground.folder))
         ):
             break
         ground.wait(rng.uniform(*fault.gap))
@@ -137,11 +137,6 @@ def strike(
             told = now()
             tell(f"{fault.name}: {told - began:.0f} s, {times} strikes")
     return times
-
-
-def broken(ground: Field) -> set[str]:
-    histories = checker.read(ground.folder)
-    return breaks({name: score(ground.folder, name, h) for name, h in histories.items()})
 
 
 def when_served(ground: Field, calm: float) -> float | None:

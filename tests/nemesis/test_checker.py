@@ -149,6 +149,21 @@ def scored(name, **wrong):
 
 
 @pytest.mark.parametrize(
+    ("second", "meet", "so_far"),
+    [
+        (hold(1.9, end=3.0), True, True),
+        (hold(2.1, end=3.0), True, False),
+        (hold(3.1), False, False),
+    ],
+)
+def test_a_hold_under_way_is_counted_up_to_its_latest_look(logs, second, meet, so_far):
+    history = logs(hold(1.0, 2.0), second)
+    assert bool(checker.overlaps(history.claims)) is meet
+    history.end_as_seen()
+    assert bool(checker.overlaps(history.claims)) is so_far
+
+
+@pytest.mark.parametrize(
     ("name", "wrong", "told"),
     [
         ("ours", {}, False),

@@ -8,7 +8,17 @@ from pathlib import Path
 from nemesis import checker
 from nemesis.faults import Fault
 
-__all__ = ["GUARDED", "Run", "Score", "breaks", "missing", "score", "verdict", "violations"]
+__all__ = [
+    "GUARDED",
+    "Run",
+    "Score",
+    "breaks",
+    "broken_so_far",
+    "missing",
+    "score",
+    "verdict",
+    "violations",
+]
 
 #: Those whose locks are the library's own, with its guards on.
 GUARDED = ("ours", "careless")
@@ -90,6 +100,14 @@ def breaks(scores: dict[str, Score]) -> set[str]:
     overlapping = {name for name, score in scores.items() if score.overlaps}
     losing = {f"{name} register" for name, score in scores.items() if score.lost_plain_updates}
     return overlapping | losing
+
+
+def broken_so_far(folder: Path) -> set[str]:
+    """Return who has broken in a run, however the holds end that are under way."""
+    histories = checker.read(folder)
+    for history in histories.values():
+        history.end_as_seen()
+    return breaks({name: score(folder, name, it) for name, it in histories.items()})
 
 
 def missing(fault: Fault, found: set[str]) -> list[str]:

@@ -13,6 +13,7 @@ DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": os.environ["BEAT_DATABASE"],
-        "OPTIONS": {"timeout": 60},
+        # One that has read and goes on to write would not wait: it is refused at once.
+        "OPTIONS": {"timeout": 60, "transaction_mode": "IMMEDIATE"},
     }
 }
