@@ -20,7 +20,7 @@ CELLS := .venv-matrix
 # Without the tests beside it, which are not typed, as no test is.
 SIMULATION := $(filter-out %/__main__.py,$(wildcard tests/simulation/[!t]*.py))
 
-# Test processes: most of what tests do is waiting, so there are three for each core.
+# Test processes: half of what tests do is waiting, so there are two for each core.
 JOBS ?= auto
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Before anything is installed, so that nobody wonders.

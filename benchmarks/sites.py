@@ -197,10 +197,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     columns = ("ten threads", "apart ms", "hints", "longest free s", "none", "longest free s")
     at_sites = tuple(on_sites(length))
     record.show(Table("Grants on two sites, with hints and without", columns, at_sites))
-    granted, asked = crowd(100, 3, length)
+    processes = min(100, 4 * chosen.cycles)
+    granted, asked = crowd(processes, 3, length)
     record.show(
         Table(
-            "300 threads in 100 processes wait for one lock",
+            f"{3 * processes} threads in {processes} processes wait for one lock",
             ("", "grants", "scripts on each node for a grant"),
             (("hints", granted, round(asked, 1)),),
         )

@@ -7,6 +7,7 @@ What a caller of `Redlock` sees, whoever awaits `AsyncRedlock` sees, too: these 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import threading
 import time
@@ -36,6 +37,7 @@ from celery_redlock.lock.algorithm.participant import new_owner
 from celery_redlock.lock.algorithm.request import LockRequest, MarkerStands
 from celery_redlock.lock.algorithm.results import ReleaseOutcome
 from celery_redlock.lock.nodes import guard
+from celery_redlock.lock.nodes.node import Node
 from celery_redlock.lock.records import Keys
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
@@ -762,24 +764,28 @@ def test_a_closed_lock_connects_again_when_it_is_used(five_nodes, locks):
     assert lock.release(lease) is ReleaseOutcome.RELEASED
 
 
-def test_closing_while_others_ask_harms_none_of_them(five_nodes, locks):
-    lock = locks(five_nodes[:3], ttl=RENEWED)  # of a release that is cut off
-    stop = threading.Event()
+@pytest.mark.parametrize("keeps_notes", [True, False])
+def test_closing_while_others_ask_harms_none_of_them(five_nodes, locks, monkeypatch, keeps_notes):
+    """What they release is free on all nodes, also those they were not connected to again."""
+    if not keeps_notes:
+        monkeypatch.setattr(Node, "keep_notes_of", lambda *_: None)
+    lock = locks(five_nodes[:3])
+    stop, names = threading.Event(), itertools.count()
     failures, rounds = [], []
 
-    def work(name):
+    def work():
         while not stop.is_set():
             try:
-                lease = lock.acquire(name)
+                lease = lock.acquire(f"closed:{next(names)}")
                 lock.release(lease)
-                rounds.append(name)
-            except (LockTaken, QuorumUnavailable):
+                rounds.append(lease)
+            except QuorumUnavailable:
                 continue
             except BaseException as error:  # noqa: BLE001  the test's subject
                 failures.append(error)
                 return
 
-    threads = [threading.Thread(target=work, args=(f"n{number}",)) for number in range(4)]
+    threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for _ in range(25):
@@ -790,7 +796,13 @@ def test_closing_while_others_ask_harms_none_of_them(five_nodes, locks):
     for thread in threads:
         thread.join()
     assert not failures
-    assert lock.release(lock.acquire("report", wait=60)) is ReleaseOutcome.RELEASED
+    lock.fanout.settle_all(60)  # nodes are told once they are connected
+
+    clients = clients_of(five_nodes[:3])
+    eventually(
+        lambda: any(client.keys("*:lock:closed:*") for client in clients) is not keeps_notes,
+        "no lock is left, but where notes are dropped",
+    )
 
 
 @pytest.mark.parametrize("fence", [True, False])

@@ -150,7 +150,10 @@ class Connections:
                     node.finish()
             self._rouse_decided()
             self._news.clear()
+            closed = self.nodes
             self._disconnected()
+            for node, before in zip(self.nodes, closed, strict=True):
+                node.keep_notes_of(before)
 
     def publish(self) -> None:
         """Pass the events so far to the observer; never with the mutex held."""

@@ -146,6 +146,10 @@ class Node(Link):
                 a_round.undelivered_since = now
             self._undelivered.append(a_round)
 
+    def keep_notes_of(self, closed: Node) -> None:
+        """Have what has yet to reach this node from before a `close`."""
+        self._undelivered = closed._undelivered
+
     def is_late(self, now: float) -> bool:
         return self.quiet_since < now - self._rules.node_timeout
 
