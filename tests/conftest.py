@@ -33,8 +33,10 @@ import hypothesis
 import pytest
 import redis
 from celery import _state
+from celery.backends import cache
 
 import celery_redlock.protect  # noqa: F401  before a test forgets what it has Celery call
+from celery_redlock.lock.nodes import connections, urls
 from celery_redlock.process import deferral
 from celery_redlock.testing.servers import Server, find_binary, servers
 from support.clients import hang_up
@@ -60,6 +62,10 @@ if _off := os.environ.get("REDLOCK_GUARDS_OFF"):  # `simulation.guards` says whi
 
     _guards = ExitStack()
     _guards.enter_context(switched_off(_off.split(",")))
+
+# A server that does not answer for a few seconds is slow, not down.
+urls.OPTIONS.update(socket_timeout=10.0, socket_connect_timeout=10.0)
+connections.FIRST_CONNECT = 10.0
 
 # A deadline per example is a coin toss on a loaded machine; pytest-timeout bounds the test.
 # So is its complaint that inputs take long to make.
@@ -186,7 +192,7 @@ def _signals_take_effect_after_a_test() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _apps_of_other_tests_are_forgotten() -> Iterator[None]:
     """
-    Neither a test's tasks nor its current app reach the apps of the next test.
+    Neither a test's tasks, results nor current app reach the apps of the next test.
 
     Celery adds the tasks of one app to every later app of the process, and warns, as an
     error here, when two of them have one name.
@@ -197,6 +203,8 @@ def _apps_of_other_tests_are_forgotten() -> Iterator[None]:
     yield
     logging.root.setLevel(level)  # a worker in this process sets its own
     state._on_app_finalizers, state._tls.current_app = finalizers, current
+    kept_by_process: Any = cache._DUMMY_CLIENT_CACHE  # results that are kept in memory, by task id
+    kept_by_process.clear()
     for name in ("CELERY_LOG_FILE", "CELERY_LOG_LEVEL"):  # for the children of a pool
         os.environ.pop(name, None)
 

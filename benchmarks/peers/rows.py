@@ -129,7 +129,7 @@ ROWS = (
         "spelt",
         'f(1), f(a=1) and f(1, b="x"), which is the default, are called: is it one lock, and '
         'another one for f(1, b="y")?',
-        plan={"job": [4.0]},
+        plan={"job": [9.0]},
     ),
     Row(
         "late finisher",
@@ -137,7 +137,7 @@ ROWS = (
         "A worker is paused until its lock has lapsed, and ends after another one began: does "
         "the newer one keep its lock?",
         ttl=SHORT,
-        plan={"job": [2.0, 6.0, 0.5]},
+        plan={"job": [5.0, 20.0, 0.5]},
     ),
     Row(
         "two beats",

@@ -159,7 +159,7 @@ def spelt(there: Scene) -> Seen:
     there.call(1, b="x")
     there.call(1, b="y")
     there.started(name="1 x")
-    there.wait(lambda: there.bodies("1 y") and len(there.bodies("1 x")) > 2, 3.5)
+    there.wait(lambda: there.bodies("1 y") and len(there.bodies("1 x")) > 2, 8.0)
     return {"at_once": at_once(there, "1 x"), "other": len(there.bodies("1 y"))}
 
 
@@ -176,7 +176,7 @@ def late(there: Scene) -> Seen:
     newer = there.started(2)
     os.killpg(slow.pid, signal.SIGCONT)
     # By its own end, or by LockLost where it is told in time that it runs without its lock.
-    assert there.wait(lambda: there.state(older) in READY, 10), "the late one has no result"
+    assert there.wait(lambda: there.state(older) in READY, 15), "the late one has no result"
     time.sleep(1)  # what it does after that: give its lock back
     there.call("job")
     there.wait(lambda: len(there.bodies()) > 2, 1.5)

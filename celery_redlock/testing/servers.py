@@ -41,7 +41,7 @@ SETTINGS = {
     "--protected-mode": "yes",
     "--daemonize": "no",
 }
-START_DEADLINE = 10.0  # [s] from the launch to an answered PING
+START_DEADLINE = 60.0  # [s] from the launch to an answered PING; a machine may stand still
 PING_PATIENCE = 0.5  # [s] for one PING
 
 

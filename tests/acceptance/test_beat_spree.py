@@ -340,9 +340,11 @@ def test_two_leaders_at_once_publish_every_slot_once(tmp_path, broken):
         begun = time.time()
         eventually(lambda: time.time() > begun + 2 * TTL, "two leases", every=0.1)
         eventually(lambda: not missing_until(farm, begun + 2 * TTL), "all slots")
-        found = published(farm.it.broker.url)
+        found, left_out = published(farm.it.broker.url), doubtful(farm.told())
         farm.close()
-    assert errors(found, begun + 2 * TTL) == []
+    # A leader that stood still over a plain slot for a whole lease leaves it in doubt.
+    assert errors(found, begun + 2 * TTL, left_out=left_out) == []
+    assert len(left_out) <= 1
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
@@ -362,9 +364,14 @@ def test_a_leader_that_slept_between_its_look_and_the_send_adds_no_run(tmp_path,
         eventually(lambda: time.time() > slept + 3 * TTL, "three leases", every=0.1)
         eventually(lambda: not missing_until(farm, slept + 2 * TTL, spare=entry), "all slots")
         eventually(lambda: newest(farm, entry) > slept, "what comes after it", timeout=100)
+        terms_over = farm.beats[first].log().count("No longer leads")  # a stall may end one, too
         woke = time.time()
         farm.beats[first].signal(signal.SIGCONT)
-        farm.beats[first].wait_for_log("No longer leads", timeout=100)
+        eventually(
+            lambda: farm.beats[first].log().count("No longer leads") > terms_over,
+            "end of its term",
+            timeout=100,
+        )
         found = published(farm.it.broker.url)
         farm.close()
     (late,) = [one for one in found if one.sent > woke and one.due <= slept]

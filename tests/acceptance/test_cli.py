@@ -18,7 +18,8 @@ from support.command_line import on_all, urls
 from support.stored import clients_of
 from support.waiting import eventually
 
-RULES = Rules(ttl=60, max_ttl=60)
+#: A quarantine, and a lease that nobody renews, have to outlast several commands of a slow machine.
+RULES = Rules(ttl=60, max_ttl=600)
 SHOP = """
     import os, time
     from celery import Celery
@@ -27,7 +28,7 @@ SHOP = """
     app = Celery("shop", broker=os.environ.get("BROKER", "memory://"))
     if "NODES" in os.environ:
         app.conf.redlock_nodes = os.environ["NODES"].split()
-    app.conf.redlock_ttl = app.conf.redlock_max_ttl = 60
+    app.conf.redlock_ttl, app.conf.redlock_max_ttl = 60, 600
     app.conf.redlock_node_timeout = 1.0
 
     @app.task(base=RedlockTask, lock_key="nightly")
@@ -62,9 +63,13 @@ def _plant(node, name):
 def _quarantined(nodes, index):
     """Restart a node, and have a client find out that it has lost its memory."""
     nodes[index].restart()
-    locks = Redlock.from_urls(urls(nodes), ttl=60, max_ttl=60, node_timeout=1.0)
-    locks.release(locks.acquire("find out"))
-    eventually(lambda: _states(nodes)[index] == "quarantined", "quarantine")
+    locks = Redlock.from_urls(urls(nodes), ttl=60, max_ttl=600, node_timeout=1.0)
+
+    def is_quarantined():  # a node that was late has not been asked, and is with the next lock
+        locks.release(locks.acquire("find out", wait=60))
+        return _states(nodes)[index] == "quarantined"
+
+    eventually(is_quarantined, "quarantine", every=0.2)
 
 
 # -- status ----------------------------------------------------------------------------
@@ -190,8 +195,8 @@ def test_bootstrap_refuses_while_a_quarantined_node_has_a_lock(redis_nodes, redl
     bootstrap(urls(nodes), RULES)
     for node in nodes[:2]:
         with redis.Redis.from_url(node.url) as client:
-            client.set("redlock:lock:hold", "a1" * 20 + "{}", px=60_000)
-            client.set("redlock:node:quarantine", "1", px=60_000)
+            client.set("redlock:lock:hold", "a1" * 20 + "{}", px=600_000)  # outlasts the commands
+            client.set("redlock:node:quarantine", "1", px=600_000)
     code, out, _ = redlock(nodes, "ls")
     assert code == 1
     assert "hold" in out
@@ -219,8 +224,8 @@ def test_bootstrap_refuses_while_somebody_holds_a_lock(redis_nodes, redlock):
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
     _quarantined(nodes, 0)
-    locks = Redlock.from_urls(urls(nodes), ttl=60, max_ttl=60, node_timeout=1.0)
-    locks.acquire("precious")
+    locks = Redlock.from_urls(urls(nodes), ttl=60, max_ttl=600, node_timeout=1.0)
+    locks.acquire("precious", ttl=600, wait=60)
     for words in ([], ["--yes"]):
         code, out, err = redlock(nodes, "bootstrap", *words)
         assert code == 1

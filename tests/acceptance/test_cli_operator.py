@@ -24,15 +24,18 @@ from support.command_line import on_all, stopped, urls
 from support.stored import clients_of, do, label
 from support.waiting import eventually
 
-RULES = Rules(ttl=60, max_ttl=60)
+#: The quarantine, which is a little longer than max_ttl, outlasts every test.
+RULES = Rules(ttl=60, max_ttl=600)
 SHOP = """
     import os, time
     from celery import Celery
     from celery_redlock import RedlockTask
 
     app = Celery("shop", broker=os.environ.get("BROKER", "memory://"))
-    app.conf.redlock_nodes = os.environ.get("NODES", "").split()
-    app.conf.redlock_ttl = app.conf.redlock_max_ttl = 60
+    # No node hangs here, so one that is slow is not down.
+    patient = "?socket_timeout=20&socket_connect_timeout=20"
+    app.conf.redlock_nodes = [url + patient for url in os.environ.get("NODES", "").split()]
+    app.conf.redlock_ttl, app.conf.redlock_max_ttl = 60, 600
     app.conf.redlock_node_timeout = 5.0  # no node hangs here: those that are down refuse at once
     app.conf.redlock_web_token = "web-t0ken-web-t0ken"
 
@@ -64,8 +67,14 @@ HOUR = 3600.0
 @pytest.fixture
 def nodes(redis_nodes):
     nodes = redis_nodes(3)
-    bootstrap(urls(nodes), RULES)
+    enrol(nodes)
     return nodes
+
+
+def enrol(nodes):
+    """Enrol *nodes*; those that did not answer in time, at another try."""
+    enrolled = {"enrolled"}
+    eventually(lambda: {*bootstrap(urls(nodes), RULES).values()} == enrolled, "enrolment of all")
 
 
 def hold(line, nodes, call="nap.apply(task_id='task-1')", on=None, name="nightly"):
@@ -102,10 +111,10 @@ def token_of(line, nodes, name="nightly"):
 
 def test_a_bad_day_is_told_rightly_by_all_commands(redis_nodes, line):
     nodes = redis_nodes(5)
-    bootstrap(urls(nodes), RULES)
+    enrol(nodes)
     nodes[1].restart()
     node_statuses(urls(nodes), RULES)
-    locks = Redlock.from_urls(urls(nodes), ttl=60, max_ttl=60, node_timeout=1.0)
+    locks = Redlock.from_urls(urls(nodes), ttl=60, max_ttl=600, node_timeout=10.0)
     locks.release(locks.acquire("find out"))
     locks.close()
     holder = hold(line, nodes, on=[nodes[0], *nodes[2:]])
@@ -180,10 +189,11 @@ def test_what_scripts_read_stays_what_it_is(line, nodes):
     assert {"id", "event", "at", "host", "pid", "name", "task", "task_id", "cause"} <= set(record)
     with stopped(holder):
         released = plain(line, nodes, "release", "nightly", "--token", token, "--yes")
+        # Not after it: a renewal of the holder's sets keys again for a moment.
+        enrolled = plain(line, nodes, "bootstrap", "--yes")
     assert set(released) == {"lock", "released", "reason", "holder", "reservation", "nodes"}
     assert set(released["holder"]) == HOLDER | {"age", "ttl", "votes", "token"}
     assert set(released["nodes"][0]) == {"node", "result"}
-    enrolled = plain(line, nodes, "bootstrap", "--yes")
     assert set(enrolled) == {"refused", "nodes"}
     assert set(enrolled["nodes"][0]) == {"node", "enrolled", "problem"}
 
@@ -257,9 +267,11 @@ def test_all_names_and_places_of_a_call_are_told_and_released(line, nodes):
     words = ("release", "api", "tenant", *tokens, "--yes")
     with stopped(holder):
         released = plain(line, nodes, *words)
+        # Not after it: a renewal of the holder's sets keys again for a moment.
+        after = plain(line, nodes, "why", "shop.call")
     assert released["released"]
     assert [it["lock"] for it in released["others"]] == ["tenant"]
-    assert plain(line, nodes, "why", "shop.call")["state"] == "free"
+    assert after["state"] == "free"
 
 
 def test_why_of_a_free_lock(line, nodes):
@@ -332,10 +344,12 @@ def test_release_takes_the_lock_from_the_holder_that_was_seen(line, nodes):
     token = token_of(line, nodes)
     with stopped(holder):  # it might hear of it at once, and give back the last ones itself
         code, out, _ = line.redlock(nodes, "release", "nightly", "--token", token, "--yes")
+        # Its next renewal sets the key again, for a moment, before it finds that it has lost it.
+        left = plain(line, nodes, "ls")["locks"]
     assert code == 0
     assert str(holder.pid) in out
     assert out.count(": released") == 3
-    assert plain(line, nodes, "ls")["locks"] == []
+    assert left == []
     eventually(lambda: holder.poll() is not None, "end of a task whose lock is lost", timeout=100)
 
 
@@ -637,7 +651,7 @@ def peak(line, nodes, path, *words):
 @pytest.mark.long
 def test_many_locks_cost_the_client_no_memory_and_the_nodes_no_time(redis_nodes, line, tmp_path):
     nodes = redis_nodes(3)
-    bootstrap(urls(nodes), RULES)
+    enrol(nodes)
     plant(nodes, 200)
     few = peak(line, nodes, tmp_path / "few", "ls", "--json")
     plant(nodes, 20_000)
@@ -750,13 +764,14 @@ def test_control_characters_of_others_do_not_reach_the_terminal(line, nodes):
 # -- all of them -----------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(900)  # some thirty processes, one after the other
 def test_secrets_are_told_nobody(line, redis_nodes):
     nodes = redis_nodes(3)
     for node in nodes:
         do(node, "CONFIG", "SET", "requirepass", "p4ssw0rd")
     right = [node.url.replace("redis://", "redis://:p4ssw0rd@") for node in nodes]
     wrong = [*right[:2], right[2].replace("p4ssw0rd", "wr0ngpw")]
-    bootstrap(right, RULES)
+    enrol(right)
     hold(line, right, "bill.apply(['4rgument'], task_id='task-1')", name=None)
     for url in right:
         with redis.Redis.from_url(url) as client:

@@ -53,9 +53,10 @@ class Clustered(NamedTuple):
 
 
 @pytest.fixture
-def clustered(some_binary, tmp_path):
-    """A cluster that a stage locks on."""
-    conf: dict[str, Any] = {"redlock_ttl": TTL, "redlock_max_ttl": TTL}
+def clustered(request, some_binary, tmp_path):
+    """A cluster that a stage locks on, with leases of `TTL` or as the test has them."""
+    ttl = getattr(request, "param", TTL)
+    conf: dict[str, Any] = {"redlock_ttl": ttl, "redlock_max_ttl": ttl}
     conf["beat_schedule"] = EVERY_SECOND
     with cluster(some_binary) as node:
         conf["redlock_nodes"] = [node.url()]
@@ -98,6 +99,8 @@ def test_all_that_tasks_and_beats_do(clustered):
         assert it.task("skipped").delay("held", 0.0).get(timeout=60)["skipped"] == "conflict"
 
 
+# No end of a lease is waited for, and six commands are to see a lock that one server keeps.
+@pytest.mark.parametrize("clustered", [120.0], indirect=True)
 def test_what_operators_see(clustered, tmp_path):
     """The node by its name, who holds a lock, and no finding that is not about one node."""
     it, node = clustered
@@ -106,7 +109,7 @@ def test_what_operators_see(clustered, tmp_path):
         from celery_redlock import RedlockTask
         app = Celery("shop", broker={it.broker.url!r}, backend={it.broker.url!r})
         app.conf.redlock_nodes = [{node.url()!r}]
-        app.conf.redlock_ttl = app.conf.redlock_max_ttl = {TTL}
+        app.conf.redlock_ttl = app.conf.redlock_max_ttl = {it.conf["redlock_ttl"]}
         app.conf.redlock_node_timeout = 1.0
 
         @app.task(base=RedlockTask, name="nap", lock_key="{{lock}}")

@@ -7,11 +7,13 @@ which delivers again at once what a killed worker had: with Redis it takes a vis
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import threading
 import time
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -20,10 +22,13 @@ from celery import group
 from celery.exceptions import TaskRevokedError
 
 from celery_redlock import RedlockTask
+from celery_redlock.lock.records import TOKEN_LENGTH
 from celery_redlock.task.execution import begin
 from support.events import body, now, read
 from support.stage import LASTING, stage
 from support.stalls import Stalls
+from support.stored import clients_of
+from support.waiting import eventually
 
 pytestmark = pytest.mark.long
 
@@ -32,8 +37,9 @@ SEED = int(os.environ.get("REDLOCK_SPREE_SEED", str(random.randrange(10**6))))
 NAMES = 10
 #: The options [s]; Celery and RabbitMQ take whole seconds.
 DEBOUNCE, LONGEST = 2, 6
-#: How late a run may come [s], besides what the machine itself is late.
-LATE = 2.0
+#: How late a run may come [s], besides what this process sees the machine be late: one second of
+#: rounding, and a worker that stands still by itself.
+LATE = 5.0
 #: A debounce in which a test gets its calls published, however slow the machine is [s].
 PATIENT = 5
 
@@ -125,8 +131,34 @@ def call_in_bursts(task, name, count, seed, made):
             result = task.delay(name, number)
             made[name].append(Made(number, began, now(), result))
             left -= 1
-            time.sleep(chance.uniform(0.0, 0.4 if in_all < 20 else 0.7))
+            # The long one lasts for more than LONGEST + LATE: without debounce_max it were late.
+            time.sleep(chance.uniform(0.0, 0.4) if in_all < 20 else chance.uniform(0.4, 0.9))
         time.sleep(chance.uniform(DEBOUNCE + 2, DEBOUNCE + 4))
+
+
+def kill_between_bodies(it, worker):
+    """
+    Kill *worker* with its children while none of them holds a lock.
+
+    It would stand to the end of its lease, and what waits for it would come late for that reason.
+    """
+
+    def is_its_child(pid):
+        with suppress(ProcessLookupError):
+            return os.getpgid(pid) == worker.pid
+        return False
+
+    def is_stopped_without_a_lock():
+        os.killpg(worker.pid, signal.SIGSTOP)
+        time.sleep(0.1)  # what it has sent is with the nodes by then
+        stored = [c.get(k) for c in clients_of(it.nodes) for k in c.keys("redlock:lock:index:*")]
+        if not any(is_its_child(json.loads(s[TOKEN_LENGTH:])["pid"]) for s in stored if s):
+            return True
+        os.killpg(worker.pid, signal.SIGCONT)
+        return False
+
+    eventually(is_stopped_without_a_lock, "moment without a lock", timeout=100, every=0.1)
+    worker.kill()
 
 
 def test_each_burst_runs_once_with_its_newest_arguments_and_in_time(it):
@@ -143,7 +175,7 @@ def test_each_burst_runs_once_with_its_newest_arguments_and_in_time(it):
         for thread in threads:
             thread.start()
         time.sleep(10)  # amid the bursts
-        doomed.kill()
+        kill_between_bodies(it, doomed)
         for thread in threads:
             thread.join()
         results = {call.result.id: call for calls in made.values() for call in calls}
@@ -198,7 +230,7 @@ def test_a_call_that_is_killed_in_its_body_runs_again(it):
     first = it.task("lasting").delay(name, 0)
     (run,) = it.started(name)
     it.wait_until_begun(run.pid)
-    second = it.task("lasting").apply_async((name, 1), debounce=PATIENT)  # not due before the kill
+    second = it.task("lasting").apply_async((name, 1), debounce=15)
     os.kill(run.pid, signal.SIGKILL)
     assert first.get(timeout=100) == 0
     assert second.get(timeout=100) == 1

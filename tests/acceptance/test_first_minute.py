@@ -16,14 +16,19 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.nodes import bootstrap, node_statuses
 from support.clients import let_go
+from support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = """
+    import os
     from celery import Celery
     from celery_redlock import RedlockTask
+    from celery_redlock.lock.nodes import connections
 
+    if "EVENTS" in os.environ:  # in a worker: a server that is slow to answer is not down
+        connections.FIRST_CONNECT = 20.0
     app = Celery("first", broker={server!r}, backend={server!r})
-    app.conf.update({conf!r}, redlock_node_timeout=1.0)
+    app.conf.update({conf!r}, redlock_node_timeout=4.0)
 
     @app.task(base=RedlockTask)
     def bill(invoice_id):
@@ -69,7 +74,10 @@ def test_a_quarantine_is_five_lines_for_two_tasks(first, start_worker, pool):
     ours = [line for line in ours if not OF_CELERY.search(line)]
     assert len(ours) == 5, ours
     assert re.search(r"redlock: 1 task takes a lock, on redis://\S+ \(one node", ours[0])
-    assert re.search(r"No lock can be granted for 1\d s: .* celery -A first redlock boot", ours[1])
+    sentence = r"No lock can be granted for (\d+) s: .* celery -A first redlock boot"
+    said = re.search(sentence, ours[1])
+    assert said, ours
+    assert 0 < int(said[1]) <= 12  # what is left of the quarantine, of 11.5 s, when it looks
     assert [len(re.findall(rf"{word}\b", log)) for word in ("received", "ignored")] == [4, 2]
 
 
@@ -82,8 +90,9 @@ def test_a_bootstrap_ends_the_wait_of_tasks_that_were_put_off(first, start_worke
     for result in results:
         worker.wait_for_log(rf"Rescheduled task first.bill\[{result.id}\] in 6\d\d s")
     plugin = plugin_for(shop.app)
-    told = bootstrap(plugin.settings.nodes, plugin.settings.rules)
-    assert set(told.values()) == {"enrolled"}
+    nodes, rules = plugin.settings.nodes, plugin.settings.rules
+    enrolled = {"enrolled"}  # if it did not answer in time, at another try
+    eventually(lambda: {*bootstrap(nodes, rules).values()} == enrolled, "enrolment")
     for number, result in enumerate(results):
         assert result.get(timeout=100) == f"invoice {number} billed"
 

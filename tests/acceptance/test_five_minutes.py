@@ -6,12 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from celery_redlock.testing.ports import free_port
 from support.console import PATIENCE_WITH_NODES
+from support.page_names import free_ports
 from support.pages import blocks_of, commands_of
 from support.waiting import eventually
 
@@ -43,7 +44,8 @@ def typed():
 @pytest.fixture
 def terminals(tmp_path):
     """Run a command as a stranger does, at ports of this test: ``terminals(command)``."""
-    ports = [free_port() for _ in range(2)]
+    places = ExitStack()  # until the end nobody who looks for free ports gets these
+    ports = [port for _, port in free_ports(range(6), places)]
     nodes = ",".join(f"redis://127.0.0.1:{ports[1] + n}/0" for n in range(5))
     env = {
         **os.environ,
@@ -93,9 +95,10 @@ def terminals(tmp_path):
     for process in reversed(left):
         process.terminate()
         process.wait(timeout=100)
+    places.close()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_from_nothing_to_a_protected_task(terminals):
     commands = typed()
     assert set(commands) >= {*SET_UP, *STAYS}

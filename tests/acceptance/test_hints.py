@@ -29,8 +29,9 @@ from support.waiting import eventually
 SHORT, LONG = 0.02, 0.3
 #: How many wait behind one lock; how many tasks the broker has beside them; how many are forged.
 BEHIND, BACKLOG, FORGED = 31, 70, 200
-#: Longest that a released lock may be free while somebody waits for it [s].
-IDLE = 2.0
+#: Longest that a released lock may be free while somebody waits for it [s], stalls aside; one a
+#: second, eight places would take 7 s, and two hundred forged messages minutes.
+IDLE = 4.0
 PLACES = 8
 #: Longest that anything may take [s].
 SOON = 100.0
@@ -178,8 +179,10 @@ def test_messages_that_name_the_lock_of_another_task_hold_nobody_up(it, crew):
             crew.publish("nap", "forged", number)
         crew.scheduled(FORGED + 3)
         time.sleep(1.5)  # the nodes know of all who wait
-    released = now()
-    assert idle_after(released, crew.ended("forged", 3)) < IDLE
+    with Stalls() as stalls:
+        released = now()
+        idle = idle_after(released, crew.ended("forged", 3))
+    assert idle - stalls.longest < IDLE, stalls.found
 
 
 def test_a_message_that_says_how_many_places_its_lock_has_disturbs_nobody(it, crew):
@@ -192,10 +195,11 @@ def test_a_message_that_says_how_many_places_its_lock_has_disturbs_nobody(it, cr
         crew.forge("nap", "limit", "forged", name="limit", since=0, limit=1000)
         crew.scheduled(BEHIND + 1)
         time.sleep(3)  # whoever looks every second has looked
-        asked = now()
-        crew.publish("plain", "honest")
-        (honest,) = crew.ended("honest", 1)
-        assert honest.ended - asked < 5
+        with Stalls() as stalls:
+            asked = now()
+            crew.publish("plain", "honest")
+            (honest,) = crew.ended("honest", 1)
+        assert honest.ended - asked - stalls.total < 5, stalls.found
         assert crew.worker.log().count("Queued task nap") <= BEHIND + 1
     crew.ended("limit", BEHIND + 1)
 
@@ -228,10 +232,11 @@ def test_places_that_nobody_released_are_filled_at_once(it):
             crew.publish("pooled", "places")
         crew.scheduled(PLACES)
         time.sleep(1.5)  # the nodes know of all who wait
-        for client in clients:
-            assert client.delete(*keys) == PLACES
-        started = it.started("places", PLACES)
+        with Stalls() as stalls:
+            for client in clients:
+                assert client.delete(*keys) == PLACES
+            started = it.started("places", PLACES)
     gate.touch()
     crew.ended("places", PLACES)
     crew.worker.stop()
-    assert started[-1].started - started[0].started < IDLE
+    assert started[-1].started - started[0].started - stalls.longest < IDLE, stalls.found

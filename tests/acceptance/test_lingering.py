@@ -94,7 +94,7 @@ def test_the_caller_may_ask_for_it_again_at_once(it, kind):
 def test_the_next_of_a_chain_finds_it_free(it, kind):
     name = f"chain {kind}"
     task = it.task(kind)
-    chain(*[task.si(name) for _ in range(20)]).apply_async().get(timeout=60)
+    chain(*[task.si(name) for _ in range(20)]).apply_async().get(timeout=200)
     assert len(it.bodies(name)) == 20
 
 
@@ -114,7 +114,7 @@ def test_a_child_that_ends_after_its_task_leaves_no_lock(tmp_path, kind):
     with stage(__file__, tmp_path, **ENDING) as it:
         it.worker(concurrency=2, args=["--max-tasks-per-child", "1"])
         results = [it.task(kind).delay(f"child {number}") for number in range(6)]
-        assert len({result.get(timeout=60) for result in results}) == 6
+        assert len({result.get(timeout=100) for result in results}) == 6
         it.wait_until_free()
 
 

@@ -21,6 +21,7 @@ from celery_redlock.lock.lease import quorum
 from celery_redlock.plugin import plugin_for
 from support.broker_record import BrokerRecord
 from support.events import body, most_at_once, now, read
+from support.process import is_gone
 from support.redelivery import redelivered_after
 from support.stage import stage
 from support.waiting import eventually
@@ -166,6 +167,9 @@ def test_a_place_is_free_again_when_its_holder_is_killed(it):
     waits.get(timeout=100)
     for result in results[1:]:
         result.revoke(terminate=True, signal="SIGKILL")
+    # From their death on, and not from the word of it, the lock is to be free soon.
+    cut_off = [one.pid for one in it.bodies("killed") if not one.finished]
+    eventually(lambda: all(map(is_gone, cut_off)), "death of all holders", timeout=100)
     assert {one["place"] for one in begun(it, "killed")} == set(range(LIMIT))
     it.wait_until_free()
 

@@ -42,7 +42,12 @@ def it(request, tmp_path):
         others = [node.url for node in it.nodes[1:]]
         it.nodes_with_liar = [f"{liar.url}?socket_timeout=1", *others]
         rules = plugin_for(it.app).settings.rules
-        bootstrap(it.nodes_with_liar, rules)  # for this list
+        # For this list. Both honest ones, which may not have answered in time at first.
+        eventually(
+            lambda: [*bootstrap(it.nodes_with_liar, rules).values()][1:] == ["enrolled"] * 2,
+            "enrolment of those that do not lie",
+            every=0.1,
+        )
         it.app.conf.redlock_nodes = it.nodes_with_liar
         plugin_for(it.app).refresh()
         it.worker({"redlock_nodes": it.nodes_with_liar})

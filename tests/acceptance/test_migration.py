@@ -25,7 +25,9 @@ SETTINGS = """
     import os
     from celery import Celery
     from celery_redlock import RedlockTask
+    from celery_redlock.lock.nodes import connections
 
+    connections.FIRST_CONNECT = 20.0  # a server that is slow to answer is not down
     server = os.environ["BROKER"].removesuffix("/0")
     app = Celery("shop", broker=f"{server}/0", backend=f"{server}/1", set_as_current=False)
     app.conf.redlock_nodes = os.environ["NODES"].split()

@@ -24,7 +24,7 @@ import redis
 
 from celery_redlock import RedlockTask
 from celery_redlock.observers.names import FILES
-from support.metrics import free_port, serve_as_shown
+from support.metrics import kept_port, serve_as_shown
 from support.stage import stage
 from support.waiting import eventually
 
@@ -89,17 +89,20 @@ class Planted:
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("planted")
-    until, port = str(folder / "until"), free_port()
+    until = str(folder / "until")
     observers = ["logging", "journal", "celery", "prometheus"]
-    with stage(
-        __file__,
-        folder,
-        redlock_ttl=TTL,
-        redlock_max_ttl=MAX_TTL,
-        redlock_node_timeout=1.0,
-        redlock_observers=observers,
-        redlock_web_token=WEB_TOKEN,
-    ) as it:
+    with (
+        kept_port() as port,
+        stage(
+            __file__,
+            folder,
+            redlock_ttl=TTL,
+            redlock_max_ttl=MAX_TTL,
+            redlock_node_timeout=1.0,
+            redlock_observers=observers,
+            redlock_web_token=WEB_TOKEN,
+        ) as it,
+    ):
         (folder / "metrics").mkdir()
         it.worker(concurrency=2, env={"METRICS_PORT": str(port), FILES: str(folder / "metrics")})
         it.nodes[0].kill()
@@ -256,14 +259,16 @@ def test_metrics(planted):
 
 @contextmanager
 def served(planted):
-    port = free_port()
     command = [sys.executable, "-m", "celery", "-A", "support.stage", "redlock", "web"]
-    with subprocess.Popen(
-        [*command, "--port", str(port)],
-        env=planted.env,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:
+    with (
+        kept_port() as port,
+        subprocess.Popen(
+            [*command, "--port", str(port)],
+            env=planted.env,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as process,
+    ):
         try:
             yield f"http://127.0.0.1:{port}/"
         finally:

@@ -18,7 +18,7 @@ from celery_redlock.observers.names import FILES
 from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.task.worker import node_watch
 from support.events import body
-from support.metrics import free_port, scrape, serve_as_shown
+from support.metrics import kept_port, scrape, serve_as_shown
 from support.stage import LASTING, stage
 from support.stored import clients_of, label
 from support.waiting import eventually
@@ -78,16 +78,18 @@ def on_stage(tmp_path):
 @pytest.fixture
 def served(tmp_path):
     """Return a worker's environment, by its pool, and where it serves its metrics."""
-    folder, port = tmp_path / "metrics", free_port()
+    folder = tmp_path / "metrics"
     folder.mkdir()
 
-    def made(pool="prefork"):
-        env = {"METRICS_PORT": str(port)}
-        if pool == "prefork":
-            env[FILES] = str(folder)
-        return env, f"http://127.0.0.1:{port}/metrics"
+    with kept_port() as port:
 
-    return made
+        def made(pool="prefork"):
+            env = {"METRICS_PORT": str(port)}
+            if pool == "prefork":
+                env[FILES] = str(folder)
+            return env, f"http://127.0.0.1:{port}/metrics"
+
+        yield made
 
 
 @pytest.fixture
@@ -238,10 +240,16 @@ def test_a_child_that_dies_leaves_its_counts_and_no_gauge(on_stage, until, serve
     seen(address, lambda told: told.sum("redlock_acquires_total", task="nap") == 8, "the eighth")
 
 
-def test_the_examples_beat_serves_its_own(tmp_path, broker, five_nodes):
+@pytest.fixture
+def port():
+    with kept_port() as it:
+        yield it
+
+
+def test_the_examples_beat_serves_its_own(tmp_path, broker, five_nodes, port):
     root = Path(__file__).parents[2]
     bootstrap([node.url for node in five_nodes], Rules(ttl=10, max_ttl=20))
-    listen = f"127.0.0.1:{free_port()}"
+    listen = f"127.0.0.1:{port}"
     folder = tmp_path / "metrics"
     folder.mkdir()
     env = {

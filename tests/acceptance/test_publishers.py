@@ -147,8 +147,10 @@ def is_left(it, lock_name, before):
 HEAD = """
 import json, os, sys, threading, time
 import redis
+from celery_redlock.lock.nodes import connections
 from support.stage import make_app
 
+connections.FIRST_CONNECT = 20.0  # a server that is slow to answer is not down
 file, conf, args = json.loads(sys.argv[1])
 app = make_app(file, conf, is_worker=False)
 broker = redis.Redis.from_url(conf["broker_url"])

@@ -68,7 +68,7 @@ def test_the_log_is_quiet_and_nothing_outlasts_the_quarantine(quiet, start_worke
     locks = Redlock.from_urls(
         quiet.app.conf.redlock_nodes, ttl=MAX_TTL, max_ttl=MAX_TTL, node_timeout=1.0
     )
-    with locks.hold("invoice:7"):
+    with locks.hold("invoice:7", wait=60.0):  # to connect may take a slow machine a while
         skipped, failed = quiet.bill.delay(7), quiet.refund.delay(7)
         value = skipped.get(timeout=100)
         with pytest.raises(LockTaken, match=r"held by process \d+ on .*, since .*'redlock why'"):

@@ -456,6 +456,7 @@ def bereft(it):
     it.bereft_at = now()
     for name in it.bereft:
         (running,) = it.bodies(f"child {name}")
+        it.wait_until_begun(running.pid)
         os.kill(running.pid, signal.SIGKILL)
     return it
 

@@ -137,11 +137,14 @@ def declare_others(app, ours):
             task = self.app.tasks[into]
             raise self.replace(task.si(f"{name} replaced", "gate"))
 
-    @app.task(name="dying", retry_on_worker_lost=True, default_retry_delay=2, **UNIQUE, **ours)
+    # The retry comes so late that a slow machine has looked at its marker before.
+    @app.task(name="dying", retry_on_worker_lost=True, default_retry_delay=10, **UNIQUE, **ours)
     def dying(self, name):
         with body(os.environ["EVENTS"], name, retries=self.request.retries):
             if not self.request.retries:
-                time.sleep(1.0)  # the parent has to know that it began, or it is not missed
+                # The parent has to know that it began, or it is not missed: the test waits for it.
+                while not (folder_of_events() / f"{name}.open").exists():
+                    time.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGKILL)
 
     @app.task(name="hanging", time_limit=8, **UNIQUE, **ours)
@@ -527,7 +530,8 @@ def test_a_cold_shutdown_leaves_no_marker_of_what_it_throws_away(it):
     """Celery cancels a task that was acknowledged early, too: its message does not come back."""
     worker = it.worker(name="cold", args=["-Q", "cold"])
     it.task("finished").apply_async(("cold", "gate"), queue="cold")
-    it.started("cold")
+    (ran,) = it.started("cold")
+    it.wait_until_begun(ran.pid)  # or there is nothing that Celery knows to cancel
     worker.signal(signal.SIGQUIT)
     worker.wait()
     eventually(lambda: not is_duplicate(it, "finished", "cold"), "the marker's end", timeout=SOON)
@@ -671,6 +675,9 @@ def test_a_task_that_is_put_off_is_no_duplicate(it):
 @since(5, 7, "task_retry_on_worker_lost")
 def test_a_retry_for_a_child_that_was_lost_keeps_the_marker(it):
     result = it.task("dying").delay("dies once")
+    (ran,) = it.started("dies once")
+    it.wait_until_begun(ran.pid)
+    (it.folder / "dies once.open").touch()
     eventually(lambda: result.state == "RETRY", "a retry", timeout=100)
     it.wait_until_free("dying:*")
     assert it.task("dying").apply_async(("dies once",), queue="nobody").duplicate

@@ -830,7 +830,9 @@ def conflicts(folder, kind, twins=(), **conf):
         names = {f"{shape} {policy}": (shape, policy) for policy, shape in PLAYED[kind]}
         for shape, policy in twins:
             names[f"{shape} {policy}"] = shape, policy
-        leases = [locks.acquire(f"{name} {task}", ttl=900) for name in names for task in "mn"]
+        # Nobody has them; a node may be late for one of so many.
+        ask = {"ttl": 900, "wait": 60.0}
+        leases = [locks.acquire(f"{name} {task}", **ask) for name in names for task in "mn"]
         for name, (shape, policy) in names.items():
             play.publish(name, policy, SHAPES[shape].make)
         waiting = [name for name, (_, p) in names.items() if becomes.get(p) == "ran"]

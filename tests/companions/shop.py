@@ -130,6 +130,10 @@ def spend_a_day(it: Any, **env: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    from celery_redlock.plugin import plugin_for
+    from celery_redlock.reading.health import check
     from support.stage import app as of_stage
 
+    # Connecting takes a loaded machine longer than a first publish waits for it.
+    eventually(lambda: check(plugin_for(of_stage).locks) == {}, "connections")
     sys.stdout.write(json.dumps(day(of_stage)))

@@ -15,10 +15,12 @@ SUITE = textwrap.dedent(
     """
     import os
     import threading
+    import time
 
     import pytest
 
     from celery_redlock import RedlockTask
+    from celery_redlock.reading.health import check
     from celery_redlock.reading.nodes import bootstrap
     from celery_redlock.plugin import plugin_for
 
@@ -33,8 +35,13 @@ SUITE = textwrap.dedent(
             "broker_url": broker,
             "result_backend": broker,
             "redlock_nodes": nodes,
-            "redlock_node_timeout": 1.0,
+            "redlock_node_timeout": 5.0,
         }
+
+
+    @pytest.fixture(scope="session")
+    def celery_worker_parameters():
+        return {"ping_task_timeout": 60.0, "shutdown_timeout": 60.0}  # Celery has 10 s for each
 
 
     def declare(app):
@@ -51,8 +58,11 @@ SUITE = textwrap.dedent(
                 raise self.retry(countdown=0.1)
             return self.request.retries
 
-        settings = plugin_for(app).settings
-        bootstrap(app.conf.redlock_nodes, settings.rules)
+        # Connecting takes a loaded machine longer than a first publish waits for it.
+        plugin, limit = plugin_for(app), time.monotonic() + 60
+        nodes, rules = app.conf.redlock_nodes, plugin.settings.rules
+        while {*bootstrap(nodes, rules).values()} != {"enrolled"} or check(plugin.locks):
+            assert time.monotonic() < limit
         return bill, again
 
 

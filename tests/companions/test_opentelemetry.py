@@ -11,6 +11,7 @@ import pytest
 
 from companions import shop
 from support.stage import stage
+from support.waiting import eventually
 
 #: Not imported here: it would change this process for other tests.
 pytestmark = pytest.mark.skipif(
@@ -47,14 +48,26 @@ def begin():
     CeleryInstrumentor().instrument()
 
 
+def spans_in(folder):
+    """Return what was written; a line that is being written is none yet."""
+    path = folder / "spans.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def runs_in(spans):
+    runs = [span for span in spans if span["name"].startswith("run/")]
+    return {span["attributes"]["messaging.message.id"]: span for span in runs}
+
+
 def test_a_day_with_opentelemetry(tmp_path):
     with stage(__file__, tmp_path, nodes=3) as it:
         it.worker(env={"COMPANION": "yes"})
         found = shop.spend_a_day(it)
-    spans = [json.loads(line) for line in (tmp_path / "spans.jsonl").read_text().splitlines()]
+        # A run's span comes after its result, and the worker is killed at the end of this.
+        eventually(lambda: set(found["ids"]) <= set(runs_in(spans_in(tmp_path))), "all spans")
+    spans = spans_in(tmp_path)
     runs = [span for span in spans if span["name"].startswith("run/")]
-    by_id = {span["attributes"]["messaging.message.id"]: span for span in runs}
-    assert set(found["ids"]) <= set(by_id)
     failed = {span["name"] for span in runs if span["status"]["status_code"] == "ERROR"}
     assert failed == {"run/broken"}
     published = {s["context"]["trace_id"] for s in spans if s["name"].startswith("apply_async/")}

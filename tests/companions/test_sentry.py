@@ -11,6 +11,7 @@ import pytest
 
 from companions import shop
 from support.stage import stage
+from support.waiting import eventually
 
 #: Not imported here: it would change this process for other tests.
 pytestmark = pytest.mark.skipif(find_spec("sentry_sdk") is None, reason="not installed")
@@ -42,13 +43,26 @@ def begin(**options):
     )
 
 
+def sent_in(folder):
+    """Return what was sent; a line that is being written is none yet."""
+    path = folder / "sent.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def runs_in(told):
+    return {one["transaction"] for one in told if one.get("type") == "transaction"}
+
+
 def test_a_day_with_sentry(tmp_path):
+    names = {"bill", "again", "broken", "shy", "remind"}
     with stage(__file__, tmp_path, nodes=3) as it:
         it.worker(env={"COMPANION": "yes"})
         found = shop.spend_a_day(it)
-    told = [json.loads(line) for line in (tmp_path / "sent.jsonl").read_text().splitlines()]
+        # It comes after the result, and the worker is killed at the end of this.
+        eventually(lambda: names <= runs_in(sent_in(tmp_path)), "all transactions")
+    told = sent_in(tmp_path)
     errors = [one for one in told if "exception" in one]
     assert [one["exception"]["values"][-1]["type"] for one in errors] == ["ValueError"]
     assert errors[0]["tags"]["celery_task_id"] == found["ids"][3]
-    runs = {one["transaction"]: one for one in told if one.get("type") == "transaction"}
-    assert {"bill", "again", "broken", "shy", "remind"} <= set(runs)
+    assert names <= runs_in(told)

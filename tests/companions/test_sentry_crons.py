@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from importlib.util import find_spec
@@ -13,7 +12,7 @@ from celery.schedules import crontab
 from celery_redlock import RedlockTask
 from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.task.messages.slot import Slot
-from companions.test_sentry import begin
+from companions.test_sentry import begin, sent_in
 from support.beats import stage_beat
 from support.stage import stage
 from support.waiting import eventually
@@ -38,9 +37,8 @@ def declare(app):
 
 def check_ins(folder):
     """Return the check-ins that were sent, id -> its states."""
-    path, found = folder / "sent.jsonl", {}
-    told = path.read_text().splitlines() if path.exists() else ()
-    for one in map(json.loads, told):
+    found = {}
+    for one in sent_in(folder):
         if "check_in_id" in one:
             found.setdefault(one["check_in_id"], []).append(one["status"])
     return found

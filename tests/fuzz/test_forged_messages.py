@@ -137,11 +137,12 @@ def send_all(it, tried):
     return sent
 
 
+@pytest.mark.timeout(600)  # hundreds of messages for one worker
 def test_a_worker_bears_hundreds_of_forged_messages(it):
     before = it.bodies(PRECIOUS)
     waiting = it.task("waiting").apply_async(("first",), queue="nobody")
     locks = it.locks()
-    with locks.hold(PRECIOUS) as held:
+    with locks.hold(PRECIOUS, wait=60.0) as held:
         lock, marker = f"redlock:lock:{PRECIOUS}", "redlock:queued:waiting"
         token = values(it, marker)[0][b"token"]
         sent = send_all(it, headers_to_try(held.token, "0" * 40, "{me}", waiting.id))
@@ -154,7 +155,7 @@ def test_a_worker_bears_hundreds_of_forged_messages(it):
             and Envelope.of(told.get(HEADER), task_id).worker is None
         ]
         eventually(
-            lambda: all(it.meta(task_id) for task_id in ending), "ends", timeout=60, every=0.3
+            lambda: all(it.meta(task_id) for task_id in ending), "ends", timeout=300, every=0.3
         )
         assert it.bodies(PRECIOUS) == before
         found = values(it, lock)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from celery_redlock.lock.nodes import address, connections
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading import nodes as reading
@@ -19,7 +18,7 @@ from support.stored import ROOMY, urls_of
 #: Files, and a test of another one, whose locks are in a database.
 DATABASES = {
     *("test_database", "test_database_faults", "test_database_login", "test_database_tables"),
-    "test_listening",
+    *("test_django_tables", "test_listening"),
     "test_a_database_is_a_node_like_any_other",
 }
 
@@ -37,17 +36,6 @@ def _databases_may_take_long(request: pytest.FixtureRequest) -> Iterator[None]:
         if uses_one and "usual_limits" not in request.fixturenames:
             stack.enter_context(patient(seconds=60))
         yield
-
-
-@pytest.fixture(autouse=True)
-def _connecting_may_take_long(
-    _databases_may_take_long: None,  # first, so that what a test changes is put back before it
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A server that does not answer for a few seconds is slow, not down."""
-    for name in ("socket_timeout", "socket_connect_timeout"):
-        monkeypatch.setitem(address.OPTIONS, name, 10.0)
-    monkeypatch.setattr(connections, "FIRST_CONNECT", 10.0)
 
 
 @pytest.fixture

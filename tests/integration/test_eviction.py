@@ -20,10 +20,11 @@ from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.health import check, probe
 from simulation.guards import switched_off
 from support.eviction import POLICY, evict, evicting
+from support.stored import RENEWED
 from support.waiting import eventually
 
-#: Leases that lapse within a test, and a quarantine of four seconds.
-BRIEF = {"ttl": 3.0, "max_ttl": 3.0}
+#: Leases that lapse within a test but outlast a stall, and a quarantine of seven seconds.
+BRIEF = {"ttl": RENEWED, "max_ttl": RENEWED}
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def locks():
     with contextlib.ExitStack() as stack:
 
         def make(servers, *, bootstrap=True, observers=(), **settings):
-            urls, rules = [server.url for server in servers], Rules(node_timeout=1.0, **settings)
+            urls, rules = [server.url for server in servers], Rules(node_timeout=2.5, **settings)
             if bootstrap:
                 assert set(reading.bootstrap(urls, rules).values()) == {"enrolled"}
             made = Redlock(urls, rules, observers)
@@ -117,7 +118,7 @@ def test_the_holder_of_a_lock_that_was_evicted_is_told(node, locks):
     """It loses its lock before anybody else is granted it, for the reason that there was."""
     client, told = evicting(node), []
     lock = locks([node], observers=[told.append], **BRIEF)
-    held = lock.take(LockRequest("report", 3.0))
+    held = lock.take(LockRequest("report", RENEWED))
     evict(client)
     (event,) = eventually(lambda: [e for e in told if isinstance(e, LeaseLost)], "the loss")
     assert POLICY in str(event.votes)
@@ -177,7 +178,7 @@ def test_evictions_of_others_cost_as_much(node, locks):
 def test_flushed_by_a_cache(node, locks):
     """FLUSHDB, as ``cache.clear()`` does, is noticed by the next request, and named."""
     lock = locks([node], **BRIEF)
-    held = lock.take(LockRequest("report", 3.0))
+    held = lock.take(LockRequest("report", RENEWED))
     with redis.Redis.from_url(node.url) as client:
         client.flushdb()
     eventually(lambda: held.is_lost, "the loss")

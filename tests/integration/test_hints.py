@@ -20,6 +20,7 @@ import pytest
 import redis
 
 from celery_redlock import LockTaken
+from celery_redlock.lock.algorithm import acquiring
 from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.records import place_name
 from celery_redlock.lock.rules import Rules
@@ -193,8 +194,10 @@ def commands(nodes):
     return sum(one["calls"] for stats in told for one in stats.values())
 
 
-def test_a_lock_of_many_places_costs_who_waits_for_it_no_more_than_one_of_two(stack):
+def test_a_lock_of_many_places_costs_who_waits_for_it_no_more_than_one_of_two(stack, monkeypatch):
     """Nor who leaves it: places are looked at together, and nobody hands one on."""
+    # It tries as it comes and as it leaves: how often in between is a matter of the machine.
+    monkeypatch.setattr(acquiring, "pause_before", lambda client, tries, left, *_: left)
     nodes = stack.enter_context(servers(3))
     urls = [node.url for node in nodes]
     bootstrap(urls, Rules(**RULES))
@@ -208,7 +211,7 @@ def test_a_lock_of_many_places_costs_who_waits_for_it_no_more_than_one_of_two(st
         before = commands(nodes)
         for _ in range(3):
             with pytest.raises(LockTaken):
-                locks.take(LockRequest(f"x {limit}", 60.0, wait=0.1, limit=limit))
+                locks.take(LockRequest(f"x {limit}", 60.0, wait=0.5, limit=limit))
         locks.inspect("x")  # on the same connections, so after all that it said
         cost[limit] = commands(nodes) - before
     assert cost[300] <= 2 * cost[2], cost

@@ -25,7 +25,7 @@ from support.stored import ROOMY
 pytestmark = pytest.mark.long
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "cluster-and-managed.md"
-RULES = Rules(**ROOMY)
+RULES = Rules(**{**ROOMY, "node_timeout": 20.0})  # a node that is late lacks no right
 ALL = {*TASKS, *TOOLS}
 ESCAPED = "\0"  # in place of a bar in a table
 #: What ACL rules take from a user who may do everything -> features that are lost.

@@ -165,7 +165,7 @@ def test_threads_that_do_not_contend_do_not_wait_for_each_other(five_nodes):
 def test_many_cycles_leave_nothing_behind(locks, five_nodes):
     def cycles(count):
         for number in range(count):
-            locks.release(locks.acquire(f"n{number}"), wait=number % 2 == 0)
+            locks.release(locks.acquire(f"n{number}", wait=60), wait=number % 2 == 0)
         eventually(lambda: locks.inspect("x") and not _debts(locks), "end of all debts")
 
     def kept():
@@ -678,6 +678,7 @@ except QuorumUnavailable:
     bye()
 """,
     "hold": f"""{PATIENT_END}
+connections.FIRST_CONNECT = 60.0  # a quorum is there, and is waited for no longer than it takes
 with lock.hold("report"):
     pass
 bye()

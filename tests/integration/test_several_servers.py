@@ -35,6 +35,9 @@ def name(redis_nodes, monkeypatch):
         return [found for place in places for found in inherited(place, port, *args, **kwargs)]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    for limit in ("reading.health.LONGEST_CONNECT", "reading.health.LONGEST_LOOK"):
+        monkeypatch.setattr(f"celery_redlock.{limit}", 60.0)  # a slow machine finds them later
+    monkeypatch.setattr("celery_redlock.ops.doctor.nodes.LONGEST_LOOK", 60.0)
     with lying(second.port, honest, place=("127.0.0.2", first.port)):
         yield f"redis://{NAME}:{first.port}/0"
 

@@ -19,6 +19,11 @@ METADATA = "Metadata-Version: 2.1\nName: some-shop\nVersion: 1\n"
 SHOP = """
 from celery import Celery
 from celery_redlock import RedlockTask
+from celery_redlock.lock.nodes import address, connections
+
+# A server that does not answer for a few seconds is slow, not down.
+address.OPTIONS.update(socket_timeout=10.0, socket_connect_timeout=10.0)
+connections.FIRST_CONNECT = 10.0
 
 app = Celery("shop", broker="memory://", backend="cache+memory://")
 app.conf.redlock_nodes = ["redis://127.0.0.1:1/0"]

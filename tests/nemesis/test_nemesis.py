@@ -21,7 +21,7 @@ from support.waiting import eventually
 
 SECONDS = 8.0
 #: A contender that has to break and has not yet is given so long [s].
-LONGEST = 150.0
+LONGEST = 400.0
 SEED = random.randrange(10**6)
 
 
@@ -35,7 +35,7 @@ def results(some_binary):
         return dict(zip(names, done, strict=True))
 
 
-@pytest.mark.timeout(300)  # the first has all runs made
+@pytest.mark.timeout(900)  # the first has all runs made
 @pytest.mark.parametrize("fault", ["rolling-restart", "pause-clients", "clock-steps"])
 def test_no_promise_is_broken_where_a_weaker_lock_breaks(results, fault):
     if fault not in results:
@@ -44,7 +44,7 @@ def test_no_promise_is_broken_where_a_weaker_lock_breaks(results, fault):
     assert results[fault].counts, table(results[fault])
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)  # some forty processes start at once, and all limits add up
 def test_where_strikes_hit_the_way_to_the_nodes_or_the_clients_no_promise_is_broken(tmp_path):
     names = ["one-way", "kill-clients", "kill9-aof"]
     over = threading.Event()
@@ -60,14 +60,14 @@ def test_where_strikes_hit_the_way_to_the_nodes_or_the_clients_no_promise_is_bro
         assert len(written) >= result.injections
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_replica_that_is_promoted_breaks_a_weaker_lock_alone(postgres_server):
     result = run_database("db-promote", SECONDS, SEED, longest=LONGEST)
     assert result.violations == [], table(result)
     assert result.counts, table(result)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("fault", ["db-kill9", "db-backends", "db-lines", "db-clients", "db-async"])
 def test_a_database_that_is_struck_keeps_every_promise(fault, postgres_server):
     result = run_database(fault, SECONDS, SEED)

@@ -15,7 +15,7 @@ import redis
 
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.reading.health import connect
+from celery_redlock.reading.health import check
 from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.testing.servers import Server, servers
 from resources.census import Census, take_census
@@ -89,9 +89,10 @@ def run_cycles(cycles: int, plant: Callable[[], None] = lambda: None) -> tuple[C
     """
     with servers(5) as farm:
         urls = [server.url for server in farm]
-        bootstrap(urls, RULES)
+        # Those that did not answer in time, at another try: all that are left have to vote.
+        eventually(lambda: {*bootstrap(urls, RULES).values()} == {"enrolled"}, "enrolment of all")
         locks = Redlock(urls, RULES)
-        connect(locks, 5.0)
+        eventually(lambda: check(locks) == {}, "connections")
         farm[0].kill()
         farm[1].pause()
         plant()

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 #: What a child does with what it inherits, and tells; ``held`` is its parent's.
 CHILD = """
+LEASE = 15.0  # outlasts a stall of nine seconds; it is renewed every five
 def child(number):
     told = {"pid": os.getpid(), "reason": held.lost_reason, "watched": len(lock.held)}
     told["open"] = [fd for fd in sockets if is_ours(fd)]
@@ -23,7 +24,7 @@ def child(number):
         told["rival"] = "granted"
     except LockTaken:
         told["rival"] = "taken"
-    with lock.hold(f"own:{number}", ttl=RENEWED) as own:
+    with lock.hold(f"own:{number}", ttl=LEASE) as own:
         began = time.monotonic()
         while own.renewals < 1 and time.monotonic() - began < 60:
             own.ensure_held()
@@ -65,7 +66,7 @@ def have_child(function, *args):
 """,
 }
 PARENT = """
-with lock.hold("report", ttl=RENEWED) as held:
+with lock.hold("report", ttl=LEASE) as held:
     sockets = [node.sock.fileno() for node in lock.fanout.nodes]
     links = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in sockets}
     before = [node.sock.getsockname()[1] for node in lock.fanout.nodes]
@@ -123,7 +124,7 @@ def test_a_grandchild_has_nothing_of_it_either(five_nodes):
 def middle():
     global held, sockets, links
     inherited = held.lost_reason
-    with lock.hold("middle", ttl=RENEWED) as held:
+    with lock.hold("middle", ttl=LEASE) as held:
         sockets = [node.sock.fileno() for node in lock.fanout.nodes]
         links = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in sockets}
         have_child(child, 2)

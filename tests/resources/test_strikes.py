@@ -15,7 +15,7 @@ from celery_redlock.process import deferral
 from resources.calls import CALLS, is_handed_over, staged, strike
 from resources.strikes import Strikes
 
-pytestmark = pytest.mark.timeout(300)  # as beside: hundreds of runs each
+pytestmark = pytest.mark.timeout(900)  # as beside: hundreds of runs each
 
 #: What strikes which call: each kind is an exception of another rank.
 ERRORS = {

@@ -23,7 +23,7 @@ from resources.strikes import UNHARMED, Strikes
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs signals"),
-    pytest.mark.timeout(300),  # five seconds each, unless the machine is busy with a lot else
+    pytest.mark.timeout(900),  # five seconds each, unless the machine is busy with a lot else
 ]
 
 

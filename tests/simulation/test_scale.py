@@ -35,6 +35,7 @@ from simulation.scale import (
     quantile,
 )
 from support.clients import let_go
+from support.patience.sitecustomize import DEFAULTS
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))  # last, so that an installed celery_redlock stays what is tested
@@ -262,8 +263,10 @@ def test_the_pictures_are_of_what_was_recorded():
 
 
 @pytest.fixture
-def example(redis_nodes, broker):
+def example(redis_nodes, broker, monkeypatch):
     """Run the examples of the page on servers of this test; return what they leave."""
+    # The page has the defaults, which are for servers that have a machine to themselves.
+    monkeypatch.setitem(DEFAULTS, "node_timeout", 5.0)
     urls = [server.url for server in redis_nodes(4)]
     text = "\n".join(
         re.findall(r"^```python\n(.*?)^```$", scale_page.PAGE.read_text(), re.DOTALL | re.MULTILINE)

@@ -165,7 +165,9 @@ class Venv:
                 raise IndexUnreachable(str(failure)) from None
             raise
 
-    def run(self, program: str, *words: object, cwd: Path) -> tuple[int, str, str]:
+    def run(
+        self, program: str, *words: object, cwd: Path, patience: float = PATIENCE
+    ) -> tuple[int, str, str]:
         """Run a program of the venv, with nothing else but the system's on PATH."""
         done = subprocess.run(
             [str(self.programs / program), *map(str, words)],
@@ -175,6 +177,6 @@ class Venv:
             capture_output=True,
             text=True,
             check=False,
-            timeout=PATIENCE,
+            timeout=patience,
         )
         return done.returncode, done.stdout, done.stderr

@@ -26,7 +26,7 @@ from celery_redlock.keyspace.commands import COMMANDS
 from celery_redlock.keyspace.engine import Engine
 from celery_redlock.keyspace.keys import Keyspace
 from celery_redlock.keyspace.values import OK, Hash, Refused, SortedSet
-from celery_redlock.lock.database import batch, postgresql_words, sqlite
+from celery_redlock.lock.database import address, batch, postgresql_words, sqlite
 from celery_redlock.lock.database.address import DatabaseAddress
 from celery_redlock.lock.database.batch import MOST_AT_ONCE
 from celery_redlock.lock.database.loaded import EARS, INBOX
@@ -324,9 +324,12 @@ def patient(seconds: int) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(batch, "LONGEST", seconds))
         stack.enter_context(mock.patch.object(sqlite, "PATIENCE", seconds))
+        stack.enter_context(mock.patch.object(address, "TIMEOUT", seconds))
         if importlib.util.find_spec("psycopg"):
-            for name, value in {"LIMITS": limits, "ECHO": seconds}.items():
+            for name, value in {"LIMITS": limits, "ECHO": seconds, "LONGEST": seconds}.items():
                 stack.enter_context(mock.patch(f"{POSTGRESQL}.{name}", value))
+            dialled = {"connect_timeout": seconds}
+            stack.enter_context(mock.patch.dict(f"{POSTGRESQL}_url.OPTIONS", dialled))
         yield
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from celery import signals
 
 from celery_redlock.observers.names import FILES
-from celery_redlock.testing.ports import free_port
+from celery_redlock.testing.ports import reserved
 from support.pages import blocks_of
 
-__all__ = ["Scrape", "free_port", "scrape", "serve_as_shown"]
+__all__ = ["Scrape", "kept_port", "scrape", "serve_as_shown"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "metrics.md"
 #: What the page's block has left, whose functions signals know by weak references.
@@ -63,6 +66,16 @@ def serve_as_shown(port: str) -> None:
         return
     shown = next(it for it in blocks_of(PAGE) if it.notes.get("file") == "shop_metrics.py")
     exec(shown.text.replace("9808", port), _shown)
+
+
+@contextlib.contextmanager
+def kept_port() -> Iterator[int]:
+    """Yield a port for a server that starts seconds later; no other test gets it meanwhile."""
+    with reserved() as place:
+        port: int = place.getsockname()[1]
+        if sys.platform != "linux":  # elsewhere nobody may be bound to a port that is served
+            place.close()
+        yield port
 
 
 def scrape(address: str) -> Scrape:

@@ -30,6 +30,7 @@ import redis
 from celery import Celery
 
 from celery_redlock import Redlock
+from celery_redlock.lock.nodes import connections
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.health import check
 from celery_redlock.reading.nodes import bootstrap
@@ -69,6 +70,7 @@ def make_app(file: str, conf: dict[str, Any], *, is_worker: bool) -> Celery:
     """Return an app with *conf* and the tasks that *file* declares."""
     if is_worker:
         look_often()
+        connections.FIRST_CONNECT = 20.0  # a server that is slow to answer is not down
     app = Celery("stage", set_as_current=is_worker)
     app.conf.update(conf)
     declared_in(file)(app)

@@ -333,7 +333,7 @@ def run(script, **env):
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,  # a hundred forks take a busy machine long; a jam lasts for ever
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -47,7 +47,7 @@ def test_what_the_sentinels_want_stands_in_their_urls():
     for one in kwargs:
         assert one["retry"]._retries == 0
         assert one["protocol"] == 2
-        assert one["socket_timeout"] == one["socket_connect_timeout"] == 1.0
+        assert one["socket_timeout"] == one["socket_connect_timeout"] == OPTIONS["socket_timeout"]
         assert one["db"] == 0
 
 
