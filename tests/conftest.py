@@ -203,8 +203,8 @@ def _apps_of_other_tests_are_forgotten() -> Iterator[None]:
     yield
     logging.root.setLevel(level)  # a worker in this process sets its own
     state._on_app_finalizers, state._tls.current_app = finalizers, current
-    kept_by_process: Any = cache._DUMMY_CLIENT_CACHE  # results that are kept in memory, by task id
-    kept_by_process.clear()
+    kept_by_process: Any = cache  # results that are kept in memory, by task id
+    kept_by_process._DUMMY_CLIENT_CACHE.clear()
     for name in ("CELERY_LOG_FILE", "CELERY_LOG_LEVEL"):  # for the children of a pool
         os.environ.pop(name, None)
 
