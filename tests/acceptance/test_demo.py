@@ -23,7 +23,7 @@ CLAIMS = (
     "process killed",
     "whole worker killed",
     "one job ordered 4 times",
-    "4.4 s task, 2 s lock",
+    "6.6 s task, 3 s lock",
     "1 of 3 servers dead",
     "2 of 3 servers dead",
     "servers back, empty",

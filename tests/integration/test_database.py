@@ -152,15 +152,17 @@ def test_one_at_most_of_many_processes(lock, made, tmp_path):
 
 
 def test_a_lease_ends_by_itself(made, locks):
-    first, second = (locks([SimpleNamespace(url=made)], **ROOMY) for _ in range(2))
+    node = SimpleNamespace(url=made)
+    first = locks([node], **ROOMY)  # so short a lease allows for no patience
+    second, third = (locks([node], bootstrap=False, **PATIENT) for _ in range(2))
     began = time.monotonic()
-    lease = first.acquire("n", ttl=RENEWED)
+    lease = first.acquire("n", ttl=RENEWED, wait=LONG)
     later = second.acquire("n", wait=LONG)
     assert time.monotonic() - began > RENEWED - 0.1
     assert later.fence > lease.fence
     assert first.release(lease) is not ReleaseOutcome.RELEASED
     with pytest.raises(LockTaken):
-        first.acquire("n")
+        third.acquire("n")
 
 
 def test_a_lease_that_is_extended_ends_later(lock, other):

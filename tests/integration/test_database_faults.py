@@ -61,14 +61,25 @@ def locks_on(monkeypatch):
 # -- the end of a process --------------------------------------------------------------
 
 SCRIPT = """
-import multiprocessing, os, signal, sys, threading
+import multiprocessing, os, signal, sys, threading, time
 from celery_redlock import Redlock
 from celery_redlock.lock.database import server  # it says what is to be done at the end
 from celery_redlock.lock.nodes import connections
 from celery_redlock.lock.rules import Rules
 from celery_redlock.process import ending
+from support.database_server import patient
 connections.FIRST_CONNECT = 20.0
 server.GRACE = 60  # a slow machine has not settled in two seconds
+patience = patient(60)  # kept: what it changes is changed back when it is gone
+patience.__enter__()
+is_told, answer = threading.Event(), server.Server._answer
+
+def slowly(self, commands):
+    if is_told.is_set():  # so that who does not wait for a release is sure to lose it
+        time.sleep(0.2)
+    answer(self, commands)
+
+server.Server._answer = slowly
 if {is_off}:
     ending._calls.clear()
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -76,6 +87,7 @@ locks = Redlock([{url!r}], Rules(ttl=60, max_ttl=60, node_timeout=10.0))
 
 def work(numbers=range(20)):
     leases = [locks.acquire(f"n{{i}}", wait=60.0) for i in numbers]
+    is_told.set()
     for lease in leases:
         locks.release(lease, wait=False)
 
@@ -99,7 +111,8 @@ ENDS = {
 def left_by(url, end, *, is_off=False):
     """Return how many locks of twenty are left by a process that ends so."""
     script = textwrap.dedent(SCRIPT.format(url=url, end=ENDS[end], is_off=is_off))
-    done = subprocess.run([sys.executable, "-c", script], check=False, timeout=120)
+    env = {**os.environ, "PYTHONPATH": TESTS}
+    done = subprocess.run([sys.executable, "-c", script], env=env, check=False, timeout=120)
     assert done.returncode == 0
     with closing(Redlock([url], RULES)) as looks:
         eventually(lambda: check(looks) == {}, "a connection")

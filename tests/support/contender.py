@@ -27,6 +27,7 @@ from celery_redlock import LockNotAcquired, Redlock
 from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.rules import Rules
 from support.events import now
+from support.stalls import Stalls
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing only since Python 3.11
@@ -53,9 +54,15 @@ def locks_on(urls: Sequence[str], *, hints: bool = True) -> Redlock:
 
 
 class Contender:
-    """A process that contends; it is ended by the end of its ``with``."""
+    """
+    A process that contends; it is ended by the end of its ``with``.
+
+    Attributes:
+        stalls: When it was kept from going on, by the latest `found` [s, as `now`].
+    """
 
     def __init__(self, urls: Sequence[str]) -> None:
+        self.stalls: Grants = []
         root = str(Path(__file__).parents[1])
         self._process = subprocess.Popen(
             [sys.executable, "-m", "support.contender", *urls],
@@ -83,7 +90,8 @@ class Contender:
 
     def found(self) -> Any:
         assert self._process.stdout is not None
-        return json.loads(self._process.stdout.readline())
+        grants, self.stalls = json.loads(self._process.stdout.readline())
+        return grants
 
     def begin(self, name: str, ends: float, **options: Any) -> None:
         """Have it contend for a lock until then; *options* as of `contend`."""
@@ -121,11 +129,12 @@ def main(urls: Sequence[str]) -> None:
         found: Grants = []
         work = {"locks": locks, "found": found, **order}
         crew = [threading.Thread(target=contend, kwargs=work) for _ in range(threads)]
-        for one in crew:
-            one.start()
-        for one in crew:
-            one.join()
-        print(json.dumps(found), flush=True)  # noqa: T201
+        with Stalls() as stalls:
+            for one in crew:
+                one.start()
+            for one in crew:
+                one.join()
+        print(json.dumps([found, stalls.found]), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -62,8 +62,12 @@ class Stalls:
 
     def between(self, began: float, ended: float) -> float:
         """Return how much of this time those took that were `LONG` [s]."""
-        long = [(a, b) for a, b in self.found if b - a >= LONG]
-        return sum(max(0.0, min(b, ended) - max(a, began)) for a, b in long)
+        total, at = 0.0, began  # what several processes saw counts once
+        for a, b in sorted(self.found):
+            if b - a >= LONG:
+                total += max(0.0, min(b, ended) - max(a, at))
+                at = max(at, b)
+        return total
 
     def _watch(self) -> None:
         before, is_over = now(), False

@@ -23,7 +23,7 @@ from celery_redlock import RedlockTask, Reschedule, current_lock
 __all__ = ["SCENE", "TTL", "VISIBILITY", "Run", "app", "bill", "overlapping", "read_runs", "use"]
 
 #: How long a lock lives unless it is renewed [s]; the default is 30, too long to watch.
-TTL = 2.0
+TTL = 3.0
 #: When the broker delivers a message again that nobody acknowledged [s]; the default is an hour.
 VISIBILITY = 3.0
 #: How long a piece of the work takes [s].
