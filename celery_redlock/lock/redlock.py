@@ -235,7 +235,11 @@ class Redlock(Locks):
         return self.inspect_all([name])[0]
 
     def close(self) -> None:
-        """Drop all connections, once what was told has arrived; leases that are held go on."""
+        """
+        Drop all connections, once what was told has arrived; leases that are held go on.
+
+        What a node that is away was told waits for the next connection to it, if there is one.
+        """
         end()
         with defer_signals():  # or a thread might wait for good for an event that is half set
             self.fanout.close()
