@@ -96,7 +96,7 @@ def pytest_xdist_auto_num_workers() -> int:
     """
     Two test processes for each core: half of what tests do is waiting.
 
-    With three a run took no less time, and what is to come in a second often did not.
+    Three are no faster, and what is to come within a second then often does not.
     """
     return min(2 * (os.cpu_count() or 1), 24)
 
