@@ -344,7 +344,7 @@ def test_two_leaders_at_once_publish_every_slot_once(tmp_path, broken):
         farm.close()
     # A leader that stood still over a plain slot for a whole lease leaves it in doubt.
     assert errors(found, begun + 2 * TTL, left_out=left_out) == []
-    assert len(left_out) <= 1
+    assert len(set(left_out)) <= 1
 
 
 @pytest.mark.parametrize("entry", ENTRIES)

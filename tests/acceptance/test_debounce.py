@@ -132,7 +132,7 @@ def call_in_bursts(task, name, count, seed, made):
             made[name].append(Made(number, began, now(), result))
             left -= 1
             # The long one lasts for more than LONGEST + LATE: without debounce_max it were late.
-            time.sleep(chance.uniform(0.0, 0.4) if in_all < 20 else chance.uniform(0.4, 0.9))
+            time.sleep(chance.uniform(0.0, 0.4) if in_all < 20 else chance.uniform(0.4, 0.8))
         time.sleep(chance.uniform(DEBOUNCE + 2, DEBOUNCE + 4))
 
 

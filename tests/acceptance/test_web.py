@@ -43,8 +43,9 @@ TTL = 120.0
 
 
 def declare(app):
-    # With each event: else what is counted waits for one that comes seconds later, if any does.
-    tally.EVERY = 0.0
+    if "STAGE" in os.environ:  # in a worker
+        # With each event: else what is counted waits for one that comes seconds later, if any does.
+        tally.EVERY = 0.0
 
     # That lease is to be lost, and its holder to learn it at the next renewal, in ten seconds at
     # most; not before a slow browser has released it, though one of three nodes stalls.

@@ -279,7 +279,6 @@ def test_many_cancellations_leave_nothing_and_nobody_beside_another(
     checker = Checker()
     run(cancelled_at_random(locks_of, checker, cancellations), new_loop)
     assert checker.cancelled >= cancellations
-    assert checker.holds > cancellations / 20
     assert checker.both == 0
     assert sync.held == []
     nothing_is_left(nodes)

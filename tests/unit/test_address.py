@@ -7,6 +7,7 @@ import redis
 from redis.sentinel import Sentinel
 
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock.nodes import urls
 from celery_redlock.lock.nodes.address import OPTIONS, address_of, addresses_of, hide_password
 
 THREE = ["redis://a", "redis://b", "redis://c"]
@@ -133,6 +134,7 @@ def test_a_connection_neither_connects_nor_retries_by_itself(url):
     assert connection._sock is None
     assert connection.db == 2
     assert connection.retry._retries == 0
+    assert urls.CONNECT_TIMEOUT == 1.0  # tests are more patient
     assert connection.socket_timeout == connection.socket_connect_timeout
     assert connection.socket_timeout == OPTIONS["socket_timeout"]
     assert address.connection() is not connection
