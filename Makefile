@@ -26,7 +26,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reor
 # Before anything is installed, so that nobody wonders.
 ifneq ($(filter test,$(MAKECMDGOALS)),)
 ifeq ($(ARGS),)
-$(info Tests: about six minutes on two cores, and one to install what they need the first time.)
+$(info Tests: about nine minutes on two cores, and one to install what they need the first time.)
 endif
 endif
 
@@ -52,7 +52,7 @@ check: $(if $(wildcard $(DEV)),$(DEV),$(CHECK)) ## Check a change in 1.5 minutes
 	$(PYTEST) $(if $(ARGS),$(ARGS),-m "not long" tests/unit tests/contract)
 
 # Takes the developers' .venv where there is one, as `demo` does.
-test: $(if $(wildcard $(DEV)),$(DEV),$(TEST)) ## Run the tests, on servers that it brings along; six minutes on two cores
+test: $(if $(wildcard $(DEV)),$(DEV),$(TEST)) ## Run the tests, on servers that it brings along; nine minutes on two cores
 	$(PYTEST) -m "not long" $(ARGS)
 
 test-all: $(DEV) ## Run these and those that take long or test our own tools; thirty-five minutes
