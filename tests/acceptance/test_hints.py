@@ -29,9 +29,8 @@ from support.waiting import eventually
 SHORT, LONG = 0.02, 0.3
 #: How many wait behind one lock; how many tasks the broker has beside them; how many are forged.
 BEHIND, BACKLOG, FORGED = 31, 70, 200
-#: Longest that a released lock may be free while somebody waits for it [s], stalls aside; one a
-#: second, eight places would take 7 s, and two hundred forged messages minutes.
-IDLE = 4.0
+#: Longest that a released lock may be free while somebody waits for it [s], stalls aside.
+IDLE = 2.0
 PLACES = 8
 #: Longest that anything may take [s].
 SOON = 100.0

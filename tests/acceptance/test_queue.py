@@ -191,9 +191,8 @@ def test_all_who_wait_run_one_by_one_in_the_order_of_their_refusal(it, crew, poo
     numbers = crew.numbers(lock)
     assert sorted(numbers) == list(range(count))
     assert alone(it, lock)
-    # Best effort: a wake-up that a loaded machine loses lets the next one pass. Without any order
-    # it would be four or five of ten.
-    assert sum(b < a for a, b in itertools.pairwise(numbers)) <= 2, numbers
+    # Best effort: a wake-up that a loaded machine loses lets the next one pass.
+    assert sum(b < a for a, b in itertools.pairwise(numbers)) <= 1, numbers
     eventually(lambda: crew.waiting(lock) == [0] * 5, "end of the line", timeout=SOON)
     assert not it.keys(f"redlock:waiters:{lock}")
     # None where a slow worker has not answered in time.
@@ -218,9 +217,8 @@ def test_several_workers_wake_each_other(it, crew):
     assert all_of(results) == list(range(12))
     assert alone(it, "all over")
     numbers = crew.numbers("all over")
-    # Nothing is kept for who is told: of the 66 pairs few run in another order, 10 where a worker
-    # stands still for four seconds. Without any order it would be 33.
-    assert sum(b < a for a, b in itertools.combinations(numbers, 2)) <= 14, numbers
+    # Nothing is kept for who is told: of the 66 pairs few run in another order.
+    assert sum(b < a for a, b in itertools.combinations(numbers, 2)) <= 6, numbers
 
 
 def test_those_who_wait_are_in_nobody_s_way(it, crew):
