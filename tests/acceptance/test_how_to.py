@@ -30,9 +30,9 @@ from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.settings import Settings
 from celery_redlock.task.policies import Reschedule
 from celery_redlock.task.rate import rate_of
-from celery_redlock.testing.ports import reserved
 from support.clients import let_go
 from support.events import overlaps, read
+from support.metrics import kept_port
 from support.page_run import Names, run_page
 from support.pages import blocks_of
 from support.versions import since
@@ -299,11 +299,7 @@ def test_without_a_quorum_it_is_202_or_503(shop_api, lock_nodes):
 def served(folder, api="ten_lines:api"):
     """Run the API of a page under uvicorn, at a port of its own; yield its URL, and its log."""
     pytest.importorskip("uvicorn")
-    # Kept until the end: uvicorn has it seconds later, and it lets in who reuses addresses.
-    with reserved() as place:
-        port = place.getsockname()[1]
-        if sys.platform != "linux":  # elsewhere nobody may be bound to a port that is served
-            place.close()
+    with kept_port() as port:
         command = [sys.executable, "-m", "uvicorn", api, "--port", str(port)]
         with (folder / "uvicorn.log").open("w") as log:
             process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
