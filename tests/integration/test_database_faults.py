@@ -568,7 +568,7 @@ def test_commits_are_as_durable_as_the_url_says_whatever_the_server_does(
     address = address_of(f"{database.url}&{option}")
     address.make_tables()
     with closing(address.store()) as store:
-        assert store._sent("SHOW synchronous_commit") == [[("off",)]]  # the tests' server is fast
+        assert store.sent("SHOW synchronous_commit") == [[("off",)]]  # the tests' server is fast
         store.begin([b"k"], [])
         assert store.run("SHOW synchronous_commit") == [[(expected,)]]
 
@@ -616,7 +616,7 @@ def test_what_a_user_has_set_does_harm_to_statements_alone(database, setting, st
     address = address_of(with_setting(database, setting))
     address.make_tables()
     with closing(address.store()) as store, pytest.raises(server_module.Broken):
-        store._sent(statement)
+        store.sent(statement)
 
 
 @pytest.fixture
@@ -677,4 +677,4 @@ def test_the_search_path_that_another_client_of_a_pooler_leaves_is_not_ours(
         with psycopg.connect(pool, autocommit=True, prepare_threshold=None) as another:
             another.execute("SET search_path TO tenant")
         asked = f"SELECT '{store.table}'::regclass::oid::bigint"
-        assert (store.run(asked) == [[(store._oid,)]]) is not is_off
+        assert (store.run(asked) == [[(store._table_id,)]]) is not is_off

@@ -21,27 +21,21 @@ import psycopg
 from psycopg import errors
 from psycopg.pq import TransactionStatus
 
+from celery_redlock.lock.database.postgresql_identity import has_tables, identify
 from celery_redlock.lock.database.postgresql_url import dialled, name_of
 from celery_redlock.lock.database.postgresql_words import (
     CLOCK,
     LIMITS,
     READS,
-    WEAK,
     WRITES,
     bytea,
     drops,
-    no_rights,
-    no_tables,
-    others_table,
     qualified,
     stamp_of,
-    system_id,
     tables,
-    unlogged,
 )
 from celery_redlock.lock.database.rows import Row
 from celery_redlock.lock.database.store import META, Broken, Busy, Snapshot, Store
-from celery_redlock.lock.nodes.guard import Unfit
 
 __all__ = ["connected", "drops", "make_tables", "name_of", "tables"]
 
@@ -53,7 +47,6 @@ DENIED = "permission denied"
 #: Longest wait for what is asked of a database that was connected, or for its tables [s].
 LONGEST = 5.0
 RETRIED = (errors.DeadlockDetected, errors.LockNotAvailable, errors.SerializationFailure)
-MISSING = (errors.UndefinedTable, errors.InvalidSchemaName)
 
 
 class Postgres(Store):
@@ -62,29 +55,37 @@ class Postgres(Store):
     def __init__(self, url: str, schema: str, name: str) -> None:
         self._url = url
         self._connection = dialled(url)
-        self._is_async = False
         self.hears = True
         self.table = qualified(schema, name)
         self._name = name
-        self._oid = 0
         self._stamp = ""
-        self._limits = LIMITS
+        self._table_id = 0
+        self.limits = LIMITS
         self._told: list[str] = []
         self._connection.add_notify_handler(lambda told: self._told.append(told.payload))
+
+    def meet(self, schema: str, name: str, *, is_polled: bool, is_async: bool) -> None:
+        """Learn who the database is; raises Unfit where it must not be the lock node."""
+        self.hears = not is_polled
+        found = identify(self, schema, name, is_async=is_async)
+        self.run_id, self._table_id, self._stamp = found.run_id, found.table_id, found.stamp
+        self.version, self.commits, self.limits = found.version, found.commits, found.limits
+        self.made, self.micros_at_start = found.made, found.micros
 
     # -- statements --------------------------------------------------------------------
 
     def run(self, *statements: str) -> list[list[tuple[Any, ...]]]:
         if self._connection.pgconn.transaction_status == TransactionStatus.IDLE:
-            return self._alone(WRITES, *statements)
-        return self._sent(*statements)
+            return self.alone(WRITES, *statements)
+        return self.sent(*statements)
 
-    def _alone(self, begin: str, *statements: str) -> list[list[tuple[Any, ...]]]:
+    def alone(self, begin: str, *statements: str) -> list[list[tuple[Any, ...]]]:
         """Run *statements* in a transaction of their own, which is like all of ours."""
-        before = (begin, *self._limits)
-        return self._sent(*before, *statements, "COMMIT")[len(before) : -1]
+        before = (begin, *self.limits)
+        return self.sent(*before, *statements, "COMMIT")[len(before) : -1]
 
-    def _sent(self, *statements: str) -> list[list[tuple[Any, ...]]]:
+    def sent(self, *statements: str) -> list[list[tuple[Any, ...]]]:
+        """Run *statements* in whichever transaction there is; raises Broken or Busy."""
         found = []
         try:
             cursor = self._connection.execute("; ".join(statements).encode())
@@ -109,27 +110,28 @@ class Postgres(Store):
         )
         ids = ", ".join(str(ident) for ident, _ in keys)
         flags = ", ".join(str(is_shared).lower() for _, is_shared in keys)
-        *_, (stamp,), rows = self._sent(
+        *_, (stamp,), rows = self.sent(
             WRITES,
-            *self._limits,
+            *self.limits,
             "SELECT CASE WHEN s THEN pg_advisory_xact_lock_shared(i) ELSE "
             f"pg_advisory_xact_lock(i) END FROM unnest(ARRAY[{ids}]::bigint[], "
             f"ARRAY[{flags}]::boolean[]) AS lock(i, s)",
-            self._now(),
+            self.now(self._table_id),
             self.select([*exclusive, *shared]),
         )
         return self._snapshot(stamp, rows)
 
     def read(self, keys: Sequence[bytes]) -> Snapshot:
-        (stamp,), rows = self._alone(READS, self._now(), self.select(keys))
+        (stamp,), rows = self.alone(READS, self.now(self._table_id), self.select(keys))
         return self._snapshot(stamp, rows)
 
     def lock_of(self, key: bytes) -> int:
         digest = hashlib.sha1(self._name.encode() + b"\0" + key).digest()  # noqa: S324  no secret
         return int.from_bytes(digest[:8], "big", signed=True)
 
-    def _now(self) -> str:
-        return f"SELECT {CLOCK}, concat_ws(' ', {stamp_of(self._oid)})"
+    def now(self, table_id: int) -> str:
+        """Return the statement for the clock, and for what changes with the server or the table."""
+        return f"SELECT {CLOCK}, concat_ws(' ', {stamp_of(table_id)})"
 
     def _snapshot(self, now: tuple[Any, ...], rows: Iterable[tuple[Any, ...]]) -> Snapshot:
         micros, stamp = now
@@ -144,96 +146,6 @@ class Postgres(Store):
                 for key, part, kind, value, e in rows
             ],
         )
-
-    # -- identity ----------------------------------------------------------------------
-
-    def meet(self, schema: str, name: str, *, is_polled: bool, is_async: bool) -> None:
-        """Read what the database and the tables say of themselves; `Unfit` if they do not fit."""
-        self._is_async, self.hears = is_async, not is_polled
-        known = self._or_unfit(
-            schema,
-            name,
-            f"SELECT '{self.table}'::regclass::oid::bigint, pg_is_in_recovery(), "
-            "current_setting('server_version'), current_setting('fsync'), "
-            "current_setting('full_page_writes'), current_setting('synchronous_commit'), "
-            "(SELECT oid::text FROM pg_database WHERE datname = current_database())",
-            f"SELECT value FROM {self.table} WHERE key = {self.literal(META)} ORDER BY part",
-            f"SELECT bool_and(has_table_privilege(it, 'INSERT') AND has_table_privilege(it, "
-            "'UPDATE') AND has_table_privilege(it, 'DELETE')) FROM unnest(ARRAY["
-            f"'{self.table}', '{unlogged(schema, name)}']) AS it",
-            f"SELECT 1 FROM {unlogged(schema, name)}",
-        )
-        (
-            ((self._oid, is_replica, version, fsync, full_pages, commits, database),),
-            meta,
-            ((may_write,),),
-            _,
-        ) = known
-        if is_replica:
-            msg = "is a replica, but a lock node must be the primary: name that one"
-            raise Unfit(msg)
-        if not may_write:
-            raise Unfit(no_rights("it may only read them", schema, name))
-        if len(meta) != 2:  # noqa: PLR2004  when, and which version
-            raise Unfit(no_tables(self.table, "has tables that were emptied"))
-        self.check_version(bytes(meta[1][0]))
-        self.made, self.version = int(bytes(meta[0][0])), f"PostgreSQL {version.split()[0]}"
-        found = self._in_two_trips(
-            f"SELECT {system_id()}, {CLOCK}, concat_ws(' ', {stamp_of(self._oid)})"
-        )
-        system, self.micros_at_start, self._stamp = found
-        durable = "on" if commits in WEAK else commits
-        commit = f"SET LOCAL synchronous_commit = {'off' if is_async else durable}"
-        self._limits = (*LIMITS, commit)
-        parts = [str(system), database, str(self._oid), *self._stamp.split()[1:]]
-        if is_async:
-            parts.append(self._since_crash(unlogged(schema, name)))
-        self.commits = "async" if is_async else "durable"
-        if "off" in (fsync, full_pages):
-            self.commits = "unsafe"
-            parts.append(self._stamp.split()[0])  # a restart may have been a crash
-        self.run_id = hashlib.sha1("\n".join(parts).encode()).hexdigest()  # noqa: S324  no secret
-
-    def _in_two_trips(self, statement: str) -> tuple[Any, ...]:
-        """Return the row of *statement*; `Unfit` where no transaction lasts longer than one."""
-        try:
-            *_, (found,) = self._sent(READS, *self._limits, statement)
-        except Broken as error:
-            if "statement pooling" in str(error):  # as PgBouncer says in all languages
-                msg = "is behind a pooler in statement mode; have it pool transactions or sessions"
-                raise Unfit(msg) from None
-            raise
-        self._sent("COMMIT")
-        return found
-
-    def is_made(self, schema: str, name: str) -> bool:
-        """Return whether both tables are there and know their version; `Unfit` without rights."""
-        crash = unlogged(schema, name)
-        both = f"to_regclass('{self.table}') IS NOT NULL AND to_regclass('{crash}') IS NOT NULL"
-        (((are_there,),),) = self._alone(READS, f"SELECT {both}")
-        if not are_there:
-            return False
-        asked = f"SELECT count(*) = 2 FROM {self.table} WHERE key = {self.literal(META)}"
-        (((is_known,),),) = self._or_unfit(schema, name, asked)
-        return bool(is_known)
-
-    def _since_crash(self, crash: str) -> str:
-        """Return what only a crash changes, of a table that PostgreSQL empties then."""
-        insert = f"INSERT INTO {crash} (id) VALUES (gen_random_uuid()) ON CONFLICT DO NOTHING"
-        *_, ((ident,),) = self.run(insert, f"SELECT id::text FROM {crash}")
-        return str(ident)
-
-    def _or_unfit(self, schema: str, name: str, *statements: str) -> list[list[tuple[Any, ...]]]:
-        try:
-            return self._alone(READS, *statements)
-        except Broken as error:
-            if isinstance(error.__cause__, MISSING):
-                raise Unfit(no_tables(self.table, "has no tables for locks")) from None
-            if isinstance(error.__cause__, errors.UndefinedColumn):
-                raise Unfit(others_table(self.table)) from None
-            if isinstance(error.__cause__, errors.InsufficientPrivilege):
-                raise Unfit(no_rights(str(error), schema, name)) from None
-            raise
 
     # -- hints -------------------------------------------------------------------------
 
@@ -345,7 +257,7 @@ def connected(url: str, schema: str, name: str, *, is_polled: bool, is_async: bo
 def make_tables(url: str, schema: str, name: str) -> bool:
     """Return whether the tables were missing, and are made; raises `Broken` if that cannot be."""
     with contextlib.closing(Postgres(url, schema, name)) as store, in_time(store, LONGEST):
-        if store.is_made(schema, name):
+        if has_tables(store, schema, name):
             return False  # and nothing is written, which this user may be forbidden
         one_at_a_time = f"SELECT pg_advisory_xact_lock({store.lock_of(META)})"
         store.run(one_at_a_time, *tables(schema, name))

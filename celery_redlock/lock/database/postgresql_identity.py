@@ -1,0 +1,151 @@
+"""
+Who a PostgreSQL is that was connected, and whether it may be the lock node.
+
+Its ``run_id`` is another one once it may have forgotten a commit: with the files of another server,
+with another table, after a promotion, and where commits are not durable, after a crash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from psycopg import errors
+
+from celery_redlock.lock.database.postgresql_words import (
+    READS,
+    WEAK,
+    no_rights,
+    no_tables,
+    others_table,
+    system_id,
+    unlogged,
+)
+from celery_redlock.lock.database.store import META, Broken
+from celery_redlock.lock.nodes.guard import Unfit
+
+if TYPE_CHECKING:
+    from celery_redlock.lock.database.postgresql import Postgres
+
+__all__ = ["Identity", "has_tables", "identify"]
+
+MISSING = (errors.UndefinedTable, errors.InvalidSchemaName)
+
+
+class Identity(NamedTuple):
+    """Who a database is; `Store` and `Postgres` say what each of these is."""
+
+    run_id: str
+    table_id: int
+    stamp: str
+    version: str
+    commits: str
+    limits: tuple[str, ...]
+    made: int
+    micros: int
+
+
+def identify(store: Postgres, schema: str, name: str, *, is_async: bool) -> Identity:
+    """Read what the database and the tables say of themselves; `Unfit` if they do not fit."""
+    known = _or_unfit(
+        store,
+        schema,
+        name,
+        f"SELECT '{store.table}'::regclass::oid::bigint, pg_is_in_recovery(), "
+        "current_setting('server_version'), current_setting('fsync'), "
+        "current_setting('full_page_writes'), current_setting('synchronous_commit'), "
+        "(SELECT oid::text FROM pg_database WHERE datname = current_database())",
+        f"SELECT value FROM {store.table} WHERE key = {store.literal(META)} ORDER BY part",
+        f"SELECT bool_and(has_table_privilege(it, 'INSERT') AND has_table_privilege(it, "
+        "'UPDATE') AND has_table_privilege(it, 'DELETE')) FROM unnest(ARRAY["
+        f"'{store.table}', '{unlogged(schema, name)}']) AS it",
+        f"SELECT 1 FROM {unlogged(schema, name)}",
+    )
+    (
+        ((table_id, is_replica, version, fsync, full_pages, strength, database),),
+        meta,
+        ((may_write,),),
+        _,
+    ) = known
+    if is_replica:
+        msg = "is a replica, but a lock node must be the primary: name that one"
+        raise Unfit(msg)
+    if not may_write:
+        raise Unfit(no_rights("it may only read them", schema, name))
+    if len(meta) != 2:  # noqa: PLR2004  when, and which version
+        raise Unfit(no_tables(store.table, "has tables that were emptied"))
+    store.check_version(bytes(meta[1][0]))
+    system, micros, stamp = _who_and_when(store, table_id)
+    durable = "on" if strength in WEAK else strength
+    commit = f"SET LOCAL synchronous_commit = {'off' if is_async else durable}"
+    server, *rest = stamp.split()
+    parts = [system, database, str(table_id), *rest]
+    if is_async:
+        parts.append(_since_crash(store, unlogged(schema, name)))
+    commits = "async" if is_async else "durable"
+    if "off" in (fsync, full_pages):
+        commits = "unsafe"
+        parts.append(server)  # a restart may have been a crash
+    return Identity(
+        run_id=hashlib.sha1("\n".join(parts).encode()).hexdigest(),  # noqa: S324  no secret
+        table_id=table_id,
+        stamp=stamp,
+        version=f"PostgreSQL {version.split()[0]}",
+        commits=commits,
+        limits=(*store.limits, commit),
+        made=int(bytes(meta[0][0])),
+        micros=micros,
+    )
+
+
+def has_tables(store: Postgres, schema: str, name: str) -> bool:
+    """Return whether both tables are there and know their version; `Unfit` without rights."""
+    crash = unlogged(schema, name)
+    both = f"to_regclass('{store.table}') IS NOT NULL AND to_regclass('{crash}') IS NOT NULL"
+    (((are_there,),),) = store.alone(READS, f"SELECT {both}")
+    if not are_there:
+        return False
+    asked = f"SELECT count(*) = 2 FROM {store.table} WHERE key = {store.literal(META)}"
+    (((is_known,),),) = _or_unfit(store, schema, name, asked)
+    return bool(is_known)
+
+
+def _who_and_when(store: Postgres, table_id: int) -> tuple[str, int, str]:
+    """
+    Return whose files these are, the clock, and the stamp.
+
+    In two trips: `Unfit` where no transaction lasts longer than one.
+    """
+    try:
+        *_, ((system,),), ((micros, stamp),) = store.sent(
+            READS, *store.limits, f"SELECT {system_id()}", store.now(table_id)
+        )
+    except Broken as error:
+        if "statement pooling" in str(error):  # as PgBouncer says in all languages
+            msg = "is behind a pooler in statement mode; have it pool transactions or sessions"
+            raise Unfit(msg) from None
+        raise
+    store.sent("COMMIT")
+    return str(system), micros, stamp
+
+
+def _since_crash(store: Postgres, crash: str) -> str:
+    """Return what only a crash changes, of a table that PostgreSQL empties then."""
+    insert = f"INSERT INTO {crash} (id) VALUES (gen_random_uuid()) ON CONFLICT DO NOTHING"
+    *_, ((ident,),) = store.run(insert, f"SELECT id::text FROM {crash}")
+    return str(ident)
+
+
+def _or_unfit(
+    store: Postgres, schema: str, name: str, *statements: str
+) -> list[list[tuple[Any, ...]]]:
+    try:
+        return store.alone(READS, *statements)
+    except Broken as error:
+        if isinstance(error.__cause__, MISSING):
+            raise Unfit(no_tables(store.table, "has no tables for locks")) from None
+        if isinstance(error.__cause__, errors.UndefinedColumn):
+            raise Unfit(others_table(store.table)) from None
+        if isinstance(error.__cause__, errors.InsufficientPrivilege):
+            raise Unfit(no_rights(str(error), schema, name)) from None
+        raise
