@@ -30,18 +30,18 @@ SELF = re.compile(
 )
 #: An id that a server makes of its clock.
 MADE = re.compile(rb"\d+-\d+")
-#: A score that is no whole number, which servers print with more or fewer digits.
-SCORE = re.compile(rb"-?\d+\.\d+(e-?\d+)?")
 #: A moment [ms, Unix time].
 MOMENT = re.compile(rb"\d{13}")
 #: A score as text: some servers say 0.1, and others 0.10000000000000001, which is the same one.
-SCORE = re.compile(rb"-?\d+\.\d+")
+SCORE = re.compile(rb"-?\d+\.\d+(e-?\d+)?")
 #: Of somebody who waits: whom it is reached by, two moments, and a description.
 RECORD = re.compile(rb"(.{20})(\d{13})(\d{13})(.*)", re.DOTALL)
 #: Up to here a number is no time, but a count, or a score that was made up: no tolerance.
 FEW = 100
 #: The shortest life of a key that is not waited out: that of a probe [ms].
 SHORTEST = 1000
+#: What PTTL says of a key that is not there; -1 of one that stays.
+NONE = -2
 #: How long a value in a hash may be [bytes].
 LONGEST_IN_ORDER = 2**16
 
@@ -119,20 +119,29 @@ class Both:
         pipe = self.client.pipeline(transaction=False).time()
         for name in names:
             pipe.type(name).pttl(name)
-        before, *told = pipe.execute()
+        before, *told, after = pipe.time().execute()
+        self._set_clock(before, after)
         kinds = dict(zip(names, told[::2], strict=True))
         left = dict(zip(names, told[1::2], strict=True))
         stored = {name: self._stored(name, kind) for name, kind in kinds.items() if kind != b"none"}
-        self._set_clock(before, self.client.time())
-        now, margin = self._micros // 1000, 2 * self.slack + 2
-        ends = {key: end for key, (_, end) in self.node.store.items() if now < end}
-        brief = {key for key, end in ends.items() if end < now + margin}
-        brief |= {key for key in set(stored) - set(ends) if 0 <= left[key] < margin}
-        assert set(ends) - brief == set(stored) - brief
-        for key in set(ends) - brief:
+        now = self._micros // 1000
+        margin = (in_micros(self.client.time()) - self._micros) / 1000.0 + 2 * self.slack + 2
+        mine = {
+            key: -1 if end == NEVER else int(end) - now
+            for key, (_, end) in self.node.store.items()
+            if now < end
+        }
+        brief = {
+            key
+            for key in {*mine, *left}
+            if all(
+                side.get(key, NONE) != -1 and side.get(key, NONE) < margin for side in (mine, left)
+            )
+        }
+        assert set(mine) - brief == set(stored) - brief
+        for key in set(mine) - brief:
             assert_same(key, self._in_memory(key), stored[key], self.slack)
-            mine = -1 if ends[key] == NEVER else int(ends[key]) - now
-            assert_near(mine, left[key], self.slack, key)
+            assert_near(mine[key], left[key], self.slack, key)
 
     def _stored(self, key: bytes, kind: bytes) -> Any:
         if kind == b"string":

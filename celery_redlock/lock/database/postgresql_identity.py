@@ -2,7 +2,8 @@
 Who a PostgreSQL is that was connected, and whether it may be the lock node.
 
 Its ``run_id`` is another one once it may have forgotten a commit: with the files of another server,
-with another table, after a promotion, and where commits are not durable, after a crash.
+another database or table, after a promotion, after a crash where commits are asynchronous, and
+after any restart where a crash may lose more than the last of them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,15 @@ MISSING = (errors.UndefinedTable, errors.InvalidSchemaName)
 
 
 class Identity(NamedTuple):
-    """Who a database is; `Store` and `Postgres` say what each of these is."""
+    """
+    Who a database is; `Store` says more of those that it has, too.
+
+    Attributes:
+        table_id: Of the locks' table, its oid.
+        stamp: Changes when another server is the database, or the table is another one.
+        limits: The settings of each transaction.
+        micros: The database's clock.
+    """
 
     run_id: str
     table_id: int
@@ -131,8 +140,11 @@ def _who_and_when(store: Postgres, table_id: int) -> tuple[str, int, str]:
 
 def _since_crash(store: Postgres, crash: str) -> str:
     """Return what only a crash changes, of a table that PostgreSQL empties then."""
-    insert = f"INSERT INTO {crash} (id) VALUES (gen_random_uuid()) ON CONFLICT DO NOTHING"
-    *_, ((ident,),) = store.run(insert, f"SELECT id::text FROM {crash}")
+    *_, ((ident,),) = store.run(
+        "SET LOCAL synchronous_commit = off",  # no standby is to be waited for
+        f"INSERT INTO {crash} (id) VALUES (gen_random_uuid()) ON CONFLICT DO NOTHING",
+        f"SELECT id::text FROM {crash}",
+    )
     return str(ident)
 
 
