@@ -58,7 +58,7 @@ def node_of(conf: Any) -> str | None:
 
 def database_of(url: Any) -> str | None:
     """Return a database, as Celery has it for a result backend, as one of our nodes is written."""
-    found = DATABASE.fullmatch(first_url(url))
+    found = DATABASE.fullmatch(first_of(url))
     if found is None:
         return None
     kind, rest = found[1].lower(), found[2]
@@ -104,5 +104,10 @@ def cache_databases() -> dict[str, str]:
 
 def first_url(url: Any) -> str:
     """The first where there are several to fail over to; "" for None."""
+    return first_of(url).split(";")[0]
+
+
+def first_of(url: Any) -> str:
+    """Likewise, but of a database: there a ``;`` is one of a password."""
     first = url[0] if isinstance(url, (list, tuple)) and url else url
-    return str(first or "").split(";")[0]
+    return str(first or "")

@@ -11,6 +11,7 @@ from django.db import router
 from django.db.migrations.operations.base import Operation
 
 from celery_redlock.lock.database.address import OURS, TABLE, dialect_of
+from celery_redlock.lock.database.postgresql_words import qualified, unlogged
 
 __all__ = ["MakeTables"]
 
@@ -55,8 +56,23 @@ class MakeTables(Operation):  # type: ignore[misc]  # Django comes without types
         connection = schema_editor.connection
         is_ours = connection.alias == getattr(settings, "REDLOCK_DATABASE", "default")
         if is_ours and router.allow_migrate(connection.alias, app_label):
-            for statement in statements(connection.vendor, what):
+            wanted = statements(connection.vendor, what)
+            if what == "tables" and not schema_editor.collect_sql and are_there(connection):
+                return  # and who may use a schema need not be allowed to make something in it
+            for statement in wanted:
                 schema_editor.execute(statement, params=None)
+
+
+def are_there(connection: Any) -> bool:
+    if connection.vendor != "postgresql":
+        return False
+    schema, name = named()
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT to_regclass(%s) IS NOT NULL AND to_regclass(%s) IS NOT NULL",
+            [qualified(schema, name), unlogged(schema, name)],
+        )
+        return bool(cursor.fetchone()[0])
 
 
 def statements(vendor: str, what: str) -> Sequence[str]:
@@ -65,11 +81,16 @@ def statements(vendor: str, what: str) -> Sequence[str]:
             f"REDLOCK_DATABASE names a database of {vendor}; locks can be kept in PostgreSQL "
             "and SQLite"
         )
+    found: Sequence[str] = getattr(dialect_of(SCHEMES[vendor]), what)(*named())
+    return found
+
+
+def named() -> tuple[str, str]:
+    """Return schema and name of the table; raises ImproperlyConfigured."""
     schema, _, name = getattr(settings, "REDLOCK_TABLE", TABLE).rpartition(".")
     if not OURS["table"].fullmatch(name) or (schema and not OURS["schema"].fullmatch(schema)):
         raise ImproperlyConfigured(
             "REDLOCK_TABLE must be like 'celery_redlock' or 'schema.table', of letters, digits "
             f"and _; got {settings.REDLOCK_TABLE!r}"
         )
-    found: Sequence[str] = getattr(dialect_of(SCHEMES[vendor]), what)(schema, name)
-    return found
+    return schema, name

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -211,6 +214,59 @@ def test_what_a_child_holds_in_a_file_is_seen_once_its_parent_has_let_go_of_it(
     assert done.returncode == (3 if is_off else 0)
 
 
+GENERATIONS = """
+import os, sys
+from celery_redlock import Redlock
+from celery_redlock.lock.database import server
+from celery_redlock.lock.nodes import connections
+from celery_redlock.lock.rules import Rules
+connections.FIRST_CONNECT = 20.0
+locks = Redlock([{url!r}], Rules(ttl=60, max_ttl=60, node_timeout=20.0))
+locks.release(locks.acquire("n"))
+if {is_off}:
+    server._every_server = {{*server._every_server}}  # from which nothing is gone
+
+def in_child(body):
+    pid = os.fork()
+    if pid == 0:
+        code = 9
+        try:
+            code = body()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+def child():
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(50)]
+    return in_child(lambda: 3 * any(not is_open(one) for one in opened))
+
+def is_open(descriptor):
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+sys.exit(in_child(child))
+"""
+
+
+def generations(url, *, is_off=False):
+    script = textwrap.dedent(GENERATIONS.format(url=url, is_off=is_off))
+    return subprocess.run([sys.executable, "-c", script], check=False, timeout=120).returncode
+
+
+def test_a_grandchild_keeps_what_its_parent_has_opened(url, locks_on):
+    locks_on(url).close()
+    assert generations(url) == 0
+
+
+def test_a_connection_that_a_child_lets_go_of_again_costs_a_grandchild_another(database, locks_on):
+    """A file that the child has opened meanwhile has the number that the connection had."""
+    locks_on(database.url).close()
+    assert generations(database.url, is_off=True) == 3
+
+
 TAKES = """
 import sys
 from celery_redlock import LockTaken, Redlock
@@ -253,6 +309,19 @@ def test_a_file_whose_log_was_deleted_grants_nothing_that_others_do_not_see(
     eventually(lambda: granted(locks, "other"), "a grant of a file that was opened anew")
     locks.acquire("n")
     assert not takes(url)
+
+
+def test_a_file_that_is_mounted_without_its_folder_is_refused(tmp_path, monkeypatch):
+    """In each container its log would be another one."""
+    file, mounts = tmp_path / "my locks.sqlite", tmp_path / "mountinfo"
+    monkeypatch.setattr(sqlite, "MOUNTS", mounts)
+    place = str(file.resolve()).replace(" ", "\\040")
+    mounts.write_text(f"29 1 8:1 / {tmp_path} rw - ext4 /dev/sda rw\n")
+    address = address_of(f"sqlite:///{file}")
+    address.store().close()
+    mounts.write_text(f"29 1 8:1 /locks.db {place} rw - ext4 /dev/sda rw\n")
+    with pytest.raises(Unfit, match="mount its folder"):
+        address.store()
 
 
 def test_a_link_that_leads_to_another_file_is_noticed(tmp_path, locks_on):
@@ -409,6 +478,44 @@ def test_a_crash_quarantines_where_commits_may_be_lost(own_server, locks_on, opt
         lambda: state if (state := probe(locks)[0].state) in states else None, "way to the server"
     )
     assert found == states[bool(option)]
+
+
+def now_without_a_look(store, ident, stamped, now=postgresql.Postgres.now):
+    return now(store, re.sub(r"\(SELECT id.*\)", f"'{ident}'", stamped))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_off", [False, True])
+def test_a_crash_is_noticed_behind_a_pooler_where_it_loses_commits(locks_on, monkeypatch, is_off):
+    """
+    One process of the server dies, and all others with it, but for its own one.
+
+    The pooler connects anew, and its clients notice nothing. Without a look at what a crash
+    empties, the second of two is granted what the first one holds.
+    """
+    late = {**DURABLE, "wal_writer_delay": "10s"}  # else most commits are on the disk by then
+    with ExitStack() as stack:
+        server = stack.enter_context(postgres(find_postgres(), late))
+        database = stack.enter_context(server.database())
+        pool = stack.enter_context(pooled(found(find_pgbouncer), database))
+        first, second = (locks_on(f"{pool}?commit=async") for _ in range(2))
+        for locks in (first, second):
+            locks.release(locks.acquire("warm"))
+        where = database.url.replace("+psycopg", "")
+        with psycopg.connect(where, autocommit=True) as connection:
+            (ident,) = connection.execute("SELECT id FROM celery_redlock_crash").fetchone()
+            connection.execute("CHECKPOINT")
+        if is_off:
+            blind = functools.partialmethod(now_without_a_look, ident)
+            monkeypatch.setattr(postgresql.Postgres, "now", blind)
+        first.acquire("n")
+        os.kill(server.children(database.name)[0], signal.SIGKILL)
+        told = eventually(
+            lambda: state if (state := probe(second)[0].state) in ("up", "quarantined") else 0,
+            "way to the server",
+        )
+        assert told == ("up" if is_off else "quarantined")
+        assert granted(second, "n") is is_off
 
 
 @pytest.mark.usefixtures("usual_limits")
@@ -676,5 +783,5 @@ def test_the_search_path_that_another_client_of_a_pooler_leaves_is_not_ours(
     ):
         with psycopg.connect(pool, autocommit=True, prepare_threshold=None) as another:
             another.execute("SET search_path TO tenant")
-        asked = f"SELECT '{store.table}'::regclass::oid::bigint"
-        assert (store.run(asked) == [[(store._table_id,)]]) is not is_off
+        asked = f"SELECT '{store.table}'::regclass = 'public.celery_redlock'::regclass"
+        assert (store.run(asked) == [[(True,)]]) is not is_off

@@ -59,3 +59,17 @@ def test_tables_with_which_init_does_nothing_do_not_ask_for_it(made, statement, 
     with pytest.raises(Unfit, match=said) as raised:
         address_of(made).store()
     assert "init" not in str(raised.value)
+
+
+def test_tables_that_another_search_path_finds_are_not_made_twice(database):
+    """The schema of a user's own name comes first in its path: two would hold one lock."""
+    name = f"app_{uuid.uuid4().hex}"
+    database.server.do(f"CREATE ROLE {name} LOGIN")
+    do(database.url, f"CREATE SCHEMA {name} AUTHORIZATION {name}")
+    app = database.url.replace(USER, name, 1)
+    assert address_of(app).make_tables()
+    with pytest.raises(Unfit, match=f"in the schema {name}, .* write schema={name} into all URLs"):
+        address_of(database.url).make_tables()
+    assert not address_of(f"{database.url}&schema={name}").make_tables()
+    assert address_of(f"{database.url}&schema=public").make_tables()
+    do(database.url, f"DROP OWNED BY {name}; DROP ROLE {name}")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psycopg
 import pytest
 
 import celery_redlock
@@ -83,6 +84,26 @@ def test_tables_that_are_there_are_left_as_they_are(project):
     assert grants(project.url)
     project.manage("migrate")
     assert grants(project.url)
+
+
+def test_who_may_use_a_schema_need_not_be_allowed_to_make_tables_in_it(database):
+    """As its owner has made them; PostgreSQL asks for the right even where nothing is missing."""
+    url, role = postgresql(database, "&schema=locks"), f"django_{database.name}"
+    assert address_of(url).make_tables()
+    with psycopg.connect(postgresql(database), autocommit=True) as owner:
+        for statement in (
+            f"CREATE ROLE {role} LOGIN",
+            f"GRANT ALL ON SCHEMA public TO {role}",
+            f"GRANT USAGE ON SCHEMA locks TO {role}",
+            f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA locks TO {role}",
+        ):
+            owner.execute(statement)
+        Project({**database.django, "USER": role}, url).manage(
+            "migrate", REDLOCK_TABLE="locks.celery_redlock"
+        )
+        assert not address_of(url).make_tables()
+        owner.execute(f"DROP OWNED BY {role}")
+        owner.execute(f"DROP ROLE {role}")
 
 
 def test_django_finds_nothing_to_migrate(project):

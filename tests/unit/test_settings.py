@@ -226,6 +226,7 @@ def test_a_redis_of_the_app_is_the_single_node(broker, backend, node):
         ),
         ("db+postgresql+psycopg://user@/app?host=/run/pg", "postgresql://user@/app?host=/run/pg"),
         ("db+postgres://db/app", "postgresql://db/app"),
+        ("db+postgresql://app:a;b@db/app", "postgresql://app:a;b@db/app"),
         ("db+sqlite:////var/lib/app/results.db", "sqlite:////var/lib/app/results.db"),
         ("db+sqlite+pysqlite:////a%20b.db?timeout=5", "sqlite:////a%2520b.db"),
     ],

@@ -31,7 +31,6 @@ from celery_redlock.lock.database.postgresql_words import (
     bytea,
     drops,
     qualified,
-    stamp_of,
     tables,
 )
 from celery_redlock.lock.database.rows import Row
@@ -59,7 +58,7 @@ class Postgres(Store):
         self.table = qualified(schema, name)
         self._name = name
         self._stamp = ""
-        self._table_id = 0
+        self._stamped = ""
         self.limits = LIMITS
         self._told: list[str] = []
         self._connection.add_notify_handler(lambda told: self._told.append(told.payload))
@@ -68,7 +67,7 @@ class Postgres(Store):
         """Learn who the database is; raises Unfit where it must not be the lock node."""
         self.hears = not is_polled
         found = identify(self, schema, name, is_async=is_async)
-        self.run_id, self._table_id, self._stamp = found.run_id, found.table_id, found.stamp
+        self.run_id, self._stamped, self._stamp = found.run_id, found.stamped, found.stamp
         self.version, self.commits, self.limits = found.version, found.commits, found.limits
         self.made, self.micros_at_start = found.made, found.micros
 
@@ -116,28 +115,28 @@ class Postgres(Store):
             "SELECT CASE WHEN s THEN pg_advisory_xact_lock_shared(i) ELSE "
             f"pg_advisory_xact_lock(i) END FROM unnest(ARRAY[{ids}]::bigint[], "
             f"ARRAY[{flags}]::boolean[]) AS lock(i, s)",
-            self.now(self._table_id),
+            self.now(self._stamped),
             self.select([*exclusive, *shared]),
         )
         return self._snapshot(stamp, rows)
 
     def read(self, keys: Sequence[bytes]) -> Snapshot:
-        (stamp,), rows = self.alone(READS, self.now(self._table_id), self.select(keys))
+        (stamp,), rows = self.alone(READS, self.now(self._stamped), self.select(keys))
         return self._snapshot(stamp, rows)
 
     def lock_of(self, key: bytes) -> int:
         digest = hashlib.sha1(self._name.encode() + b"\0" + key).digest()  # noqa: S324  no secret
         return int.from_bytes(digest[:8], "big", signed=True)
 
-    def now(self, table_id: int) -> str:
-        """Return the statement for the clock, and for what changes with the server or the table."""
-        return f"SELECT {CLOCK}, concat_ws(' ', {stamp_of(table_id)})"
+    def now(self, stamped: str) -> str:
+        """Return the statement for the clock and the stamp, of which *stamped* are the columns."""
+        return f"SELECT {CLOCK}, concat_ws(' ', {stamped})"
 
     def _snapshot(self, now: tuple[Any, ...], rows: Iterable[tuple[Any, ...]]) -> Snapshot:
         micros, stamp = now
         if stamp != self._stamp:
             self.close()
-            msg = "another server is the database now, or its table is another one"
+            msg = "another server is the database now, its table is another one, or it has crashed"
             raise Broken(msg)
         return Snapshot(
             micros,

@@ -18,7 +18,9 @@ from celery_redlock.lock.database.postgresql_words import (
     WEAK,
     no_rights,
     no_tables,
+    others_schema,
     others_table,
+    stamp_of,
     system_id,
     unlogged,
 )
@@ -38,14 +40,14 @@ class Identity(NamedTuple):
     Who a database is; `Store` says more of those that it has, too.
 
     Attributes:
-        table_id: Of the locks' table, its oid.
-        stamp: Changes when another server is the database, or the table is another one.
+        stamped: Of `stamp`, as columns in SQL.
+        stamp: Changes when the database may have forgotten a commit, or is started anew.
         limits: The settings of each transaction.
         micros: The database's clock.
     """
 
     run_id: str
-    table_id: int
+    stamped: str
     stamp: str
     version: str
     commits: str
@@ -84,20 +86,25 @@ def identify(store: Postgres, schema: str, name: str, *, is_async: bool) -> Iden
     if len(meta) != 2:  # noqa: PLR2004  when, and which version
         raise Unfit(no_tables(store.table, "has tables that were emptied"))
     store.check_version(bytes(meta[1][0]))
-    system, micros, stamp = _who_and_when(store, table_id)
+    crash = unlogged(schema, name) if is_async else ""
+    if crash:
+        _note_since_crash(store, crash)
+    stamped = stamp_of(table_id, crash)
+    system, micros, stamp = _who_and_when(store, stamped)
     durable = "on" if strength in WEAK else strength
     commit = f"SET LOCAL synchronous_commit = {'off' if is_async else durable}"
     server, *rest = stamp.split()
+    if is_async and len(rest) == 2:  # noqa: PLR2004  its timeline and the table's file
+        msg = "it crashed while it was connected"
+        raise Broken(msg)
     parts = [system, database, str(table_id), *rest]
-    if is_async:
-        parts.append(_since_crash(store, unlogged(schema, name)))
     commits = "async" if is_async else "durable"
     if "off" in (fsync, full_pages):
         commits = "unsafe"
         parts.append(server)  # a restart may have been a crash
     return Identity(
         run_id=hashlib.sha1("\n".join(parts).encode()).hexdigest(),  # noqa: S324  no secret
-        table_id=table_id,
+        stamped=stamped,
         stamp=stamp,
         version=f"PostgreSQL {version.split()[0]}",
         commits=commits,
@@ -108,18 +115,36 @@ def identify(store: Postgres, schema: str, name: str, *, is_async: bool) -> Iden
 
 
 def has_tables(store: Postgres, schema: str, name: str) -> bool:
-    """Return whether both tables are there and know their version; `Unfit` without rights."""
+    """
+    Return whether both tables are there and know their version.
+
+    Raises `Unfit` without rights, and if they are in a schema that is not looked in.
+    """
     crash = unlogged(schema, name)
     both = f"to_regclass('{store.table}') IS NOT NULL AND to_regclass('{crash}') IS NOT NULL"
     (((are_there,),),) = store.alone(READS, f"SELECT {both}")
     if not are_there:
+        if not schema:
+            _check_other_schemas(store, name)
         return False
     asked = f"SELECT count(*) = 2 FROM {store.table} WHERE key = {store.literal(META)}"
     (((is_known,),),) = _or_unfit(store, schema, name, asked)
     return bool(is_known)
 
 
-def _who_and_when(store: Postgres, table_id: int) -> tuple[str, int, str]:
+def _check_other_schemas(store: Postgres, name: str) -> None:
+    """Raise `Unfit` if users of other search_paths have these tables: both would hold one lock."""
+    (found,) = store.alone(
+        READS,
+        "SELECT nspname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace "
+        f"WHERE relname IN ('{name}', '{name}_crash') AND nspname <> ALL (current_schemas(false)) "
+        "GROUP BY nspname HAVING count(*) = 2 ORDER BY nspname LIMIT 1",
+    )
+    for (other,) in found:
+        raise Unfit(others_schema(store.table, other))
+
+
+def _who_and_when(store: Postgres, stamped: str) -> tuple[str, int, str]:
     """
     Return whose files these are, the clock, and the stamp.
 
@@ -127,7 +152,7 @@ def _who_and_when(store: Postgres, table_id: int) -> tuple[str, int, str]:
     """
     try:
         *_, ((system,),), ((micros, stamp),) = store.sent(
-            READS, *store.limits, f"SELECT {system_id()}", store.now(table_id)
+            READS, *store.limits, f"SELECT {system_id()}", store.now(stamped)
         )
     except Broken as error:
         if "statement pooling" in str(error):  # as PgBouncer says in all languages
@@ -138,14 +163,12 @@ def _who_and_when(store: Postgres, table_id: int) -> tuple[str, int, str]:
     return str(system), micros, stamp
 
 
-def _since_crash(store: Postgres, crash: str) -> str:
-    """Return what only a crash changes, of a table that PostgreSQL empties then."""
-    *_, ((ident,),) = store.run(
+def _note_since_crash(store: Postgres, crash: str) -> None:
+    """Have an id that only a crash changes in a table that PostgreSQL empties then."""
+    store.run(
         "SET LOCAL synchronous_commit = off",  # no standby is to be waited for
         f"INSERT INTO {crash} (id) VALUES (gen_random_uuid()) ON CONFLICT DO NOTHING",
-        f"SELECT id::text FROM {crash}",
     )
-    return str(ident)
 
 
 def _or_unfit(

@@ -15,6 +15,7 @@ __all__ = [
     "drops",
     "no_rights",
     "no_tables",
+    "others_schema",
     "others_table",
     "qualified",
     "stamp_of",
@@ -47,13 +48,19 @@ def unlogged(schema: str, name: str) -> str:
     return qualified(schema, f"{name}_crash")
 
 
-def stamp_of(oid: int) -> str:
-    """Return what changes when another server is the database, or the table is another one."""
+def stamp_of(oid: int, crash: str) -> str:
+    """
+    Return what changes when another server is the database, or the table is another one.
+
+    And where *crash* names a table that PostgreSQL empties then, after a crash: its own process
+    goes on after that of one that serves a client, and a pooler keeps its own clients.
+    """
+    since_crash = f", (SELECT id::text FROM {crash})" if crash else ""
     return (
         "(date_part('epoch', pg_postmaster_start_time()) * 1000000)::bigint::text, "
         "CASE WHEN pg_is_in_recovery() THEN 'replica' ELSE "
         "substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END, "
-        f"pg_relation_filenode({oid})::text"
+        f"pg_relation_filenode({oid})::text{since_crash}"
     )
 
 
@@ -75,6 +82,13 @@ def no_tables(table: str, what: str) -> str:
 
 def others_table(table: str) -> str:
     return f"has a table of somebody else ({table}): name another one by table= in the URL"
+
+
+def others_schema(table: str, schema: str) -> str:
+    return (
+        f"has the tables for locks ({table}) in the schema {schema}, where this user's search_path "
+        f"does not find them; write schema={schema} into all URLs, or another one for other locks"
+    )
 
 
 def no_rights(why: str, schema: str, name: str) -> str:

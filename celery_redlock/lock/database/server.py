@@ -61,6 +61,7 @@ class Server:
 
     def after_fork_in_child(self) -> None:
         """Close our copies without a word: the thread is the parent's, and so is the connection."""
+        _every_server.discard(self)  # or a child of this one closes what has the same number then
         for end in (self._socket, self._ours()):
             if end is not None:
                 end.close()

@@ -22,6 +22,7 @@ from urllib.parse import unquote
 
 from celery_redlock.lock.database.rows import Row, Writes
 from celery_redlock.lock.database.store import META, VERSION, Broken, Busy, Snapshot, Store
+from celery_redlock.lock.nodes.guard import Unfit
 from celery_redlock.process.forks import around_fork
 from celery_redlock.process.mutex import new_mutex
 
@@ -31,6 +32,8 @@ __all__ = ["connected", "drops", "make_tables", "name_of", "tables"]
 PATIENCE = 1.0
 #: What says which boot of the machine this is; a crash of it may have lost commits.
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+#: What this process finds mounted, and where.
+MOUNTS = Path("/proc/self/mountinfo")
 #: Whose turn it is to use a file: one of this process, and nobody while it forks. All files are
 #: closed then. What SQLite has noted in memory of its locks would else be believed in the child,
 #: which has none of them: others would delete, or begin anew, the log that it writes to.
@@ -158,6 +161,12 @@ class Sqlite(Store):
         return found
 
     def meet(self, *, is_async: bool) -> None:
+        if is_mounted(os.path.realpath(self._path)):
+            msg = (
+                f"{self._path} is mounted by itself, without the two files beside it, so that who "
+                "has it elsewhere sees none of its locks; mount its folder"
+            )
+            raise Unfit(msg)
         self.run()  # which opens it
         self._stamp = self._file()
         self.run("BEGIN IMMEDIATE", *tables("", self.table.strip('"')), "COMMIT")
@@ -206,6 +215,17 @@ def inode_of(path: str) -> str:
     except OSError:
         return ""
     return f"{found.st_dev} {found.st_ino}"
+
+
+def is_mounted(path: str) -> bool:
+    """Return whether *path* is a mount of its own, as of a file in a container."""
+    for character in "\\ \t\n":  # as the kernel writes them
+        path = path.replace(character, f"\\{ord(character):03o}")
+    try:
+        mounts = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:  # another system
+        return False
+    return any(mount.split(" ")[4:5] == [path] for mount in mounts)
 
 
 def boot_id() -> str:
