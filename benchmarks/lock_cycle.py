@@ -310,6 +310,8 @@ def floor(locks: Redlock) -> Candidate:
 
     That is the round trip and the servers' time, without tokens, deadlines, errors and threads.
     """
+    while check(locks):  # until all are connected
+        time.sleep(0.01)
     lease, nodes = locks.acquire("floor"), locks.fanout.nodes
     acquire = Round(acquire_request(locks.rules, lease, None), len(nodes), None).packed
     release = Round(release_request(locks.rules, lease.name, lease.token), len(nodes), None).packed

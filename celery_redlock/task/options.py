@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from celery import Task
+
 from celery_redlock.errors import ConfigurationError, LockKeyError
 from celery_redlock.lock.records import rate_name
 from celery_redlock.lock.rules import flag, in_seconds, positive
@@ -74,7 +76,8 @@ def check_by_call(where: str, value: Any) -> None:
     if callable(value):
         try:
             # A function among a task's attributes comes back bound to the task.
-            inspect.signature(getattr(value, "__func__", value)).bind(None, (), {})
+            is_tasks = inspect.ismethod(value) and isinstance(value.__self__, Task)
+            inspect.signature(value.__func__ if is_tasks else value).bind(None, (), {})
         except TypeError as error:
             raise ConfigurationError(
                 f"{where}={value!r} must take (task, args, kwargs): {error}"

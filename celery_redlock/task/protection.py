@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import types
+from collections.abc import Mapping
 from typing import Any
 
 from celery import signals
@@ -101,9 +102,10 @@ def give_class(task: Any, rule: Rule) -> None:
     if is_ours:
         own = {**declared(task, RedlockTask), **vars(task)}
     else:
-        own = {option: getattr(task, option, None) for option in rule.options}
+        found = {option: getattr(task, option, None) for option in rule.options}
+        own = {option: value for option, value in found.items() if value is not None}
     body = {name: getattr(theirs, name) for name in ("__module__", "__qualname__", "__doc__")}
-    body |= {name: value for name, value in rule.options.items() if own.get(name) is None}
+    body |= {name: value for name, value in rule.options.items() if not is_said(own, name)}
     bases = (theirs,) if is_ours else (theirs, RedlockTask)
     try:
         task.__class__ = types.new_class(theirs.__name__, bases, exec_body=lambda n: n.update(body))
@@ -112,6 +114,11 @@ def give_class(task: Any, rule: Rule) -> None:
             f"{theirs.__qualname__} cannot be combined with RedlockTask: {error}"
         ) from error
     lock_of(task).is_named = True
+
+
+def is_said(own: Mapping[str, Any], option: str) -> bool:
+    """Return whether *own* attributes say it: None is a value of ``lock_limit`` alone."""
+    return option in own and (own[option] is not None or option == "lock_limit")
 
 
 def bind(task: Any, app: Any) -> None:

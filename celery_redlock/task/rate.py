@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -27,6 +27,8 @@ LONGEST = 366 * 24 * 3600.0
 #: Share of a window, and least part of it [s], by which a start may come later than its place was
 #: asked for. Places stand for so much longer.
 SLACK, LEAST_SLACK = 0.05, 0.05
+#: How much faster a burst has to be that does not divide the count.
+WORTH_IT = 1.1
 #: Share of the slack that the grant may take: the rest is for the way to the body.
 GRANT_TAKES = 0.6
 
@@ -40,13 +42,15 @@ class Rate:
         count: Starts [1 to 999,999,999].
         per: In how long [s, > 0, or a timedelta].
         burst: Starts that may come at once [1 to 1000, at most *count*]. None for as many as come
-            in a second, but 10 at least and 100 at most, and a number that divides *count*: with
-            another one, more than *count* may come in *per*.
+            in a second, but 10 at least and 100 at most, and so that no more than *count* come in
+            *per*: with one that does not divide *count*, more may.
+        window: In how long at most *burst* starts come, measured by the clocks of the nodes [s].
     """
 
     count: int
     per: float
     burst: int
+    window: float = field(init=False, repr=False)
 
     def __init__(self, count: int, per: float | timedelta, burst: int | None = None) -> None:
         where = "Rate(count, per, burst)"
@@ -66,17 +70,17 @@ class Rate:
             )
         object.__setattr__(self, "count", count)  # as frozen dataclasses set their fields
         object.__setattr__(self, "per", seconds)
-        object.__setattr__(self, "burst", burst or burst_of(count, seconds))
-
-    @property
-    def window(self) -> float:
-        """In how long at most *burst* starts come, measured by the clocks of the nodes [s]."""
-        return self.burst * self.per / self.count
+        if burst is None:
+            burst, window = burst_of(count, seconds)
+        else:
+            window = burst * seconds / count
+        object.__setattr__(self, "burst", burst)
+        object.__setattr__(self, "window", window)
 
     @property
     def slack(self) -> float:
         """How soon a start has to come once its place was asked for [s]."""
-        return max(LEAST_SLACK, SLACK * self.window)
+        return slack_of(self.window)
 
     @property
     def stands_for(self) -> float:
@@ -93,9 +97,29 @@ class Rate:
         return f"{self.count}/{unit or f'{self.per:g} s'}"
 
 
-def burst_of(count: int, per: float) -> int:
+def slack_of(window: float) -> float:
+    return max(LEAST_SLACK, SLACK * window)
+
+
+def burst_of(count: int, per: float) -> tuple[int, float]:
+    """
+    Return a burst, and its window [s], of which no more than *count* starts come in *per*.
+
+    The largest that divides *count*, unless its window is so short that the slack costs too much:
+    101 in a second have no other than 1, and come as 100 in a second.
+    """
     most = min(count, max(FEW, int(min(MANY, count / per))))
-    return next(burst for burst in range(most, 0, -1) if count % burst == 0)
+    dividing = next(burst for burst in range(most, 0, -1) if count % burst == 0)
+    exact = dividing, dividing * per / count
+    if dividing == most:
+        return exact
+    fastest = max(((b, per / (count // b)) for b in range(most, 0, -1)), key=starts_per_second)
+    return exact if starts_per_second(exact) * WORTH_IT >= starts_per_second(fastest) else fastest
+
+
+def starts_per_second(burst_and_window: tuple[int, float]) -> float:
+    burst, window = burst_and_window
+    return burst / (window + slack_of(window))
 
 
 def rate_of(where: str, value: Any) -> Rate | None:

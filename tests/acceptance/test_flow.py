@@ -14,7 +14,7 @@ from bisect import bisect_left
 import pytest
 from celery import Task
 
-from celery_redlock import RedlockTask, TooManyDeliveries
+from celery_redlock import Rate, RedlockTask, TooManyDeliveries
 from support.events import body, most_at_once, read, record
 from support.redelivery import redelivered_after
 from support.stage import stage
@@ -35,6 +35,8 @@ CUSTOMERS = 10
 PUBLISHES = 1000
 TTL = 10.0
 MOST = 3
+#: How often some tasks may start [s].
+SPACING = 10.0
 
 
 def declare(app):
@@ -73,9 +75,31 @@ def declare(app):
         record(os.environ["EVENTS"], "begun", name=kind)
         os.kill(os.getpid(), signal.SIGKILL)
 
+    declare_rare(app, options)
+
     app.task(name="poison", base=RedlockTask, max_deliveries=MOST, **options)(poison)
     app.task(name="endless", base=RedlockTask, **options)(poison)
     app.task(name="healthy", base=RedlockTask, max_deliveries=MOST, **options)(start)
+
+
+def declare_rare(app, options):
+    rarely = {"base": RedlockTask, "lock_limit": None, "lock_rate": Rate(1, SPACING), **options}
+
+    def is_first(name):
+        record(os.environ["EVENTS"], "begun", name=name)
+        return [event["name"] for event in read(os.environ["EVENTS"], "begun")].count(name) == 1
+
+    @app.task(name="retried", autoretry_for=(OSError,), retry_kwargs={"countdown": 1}, **rarely)
+    def retried():
+        if is_first("retried"):
+            raise OSError
+        return "ran"
+
+    @app.task(name="killed", **rarely)
+    def killed():
+        if is_first("killed"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "ran"
 
 
 def conf_of(**more):
@@ -191,6 +215,14 @@ def test_a_task_that_kills_its_worker_ends_and_the_next_one_runs(with_broker):
         result.get(timeout=100)
     assert len(begun(it, "poison")) == MOST
     it.task("healthy").delay("healthy", 1).get(timeout=100)
+
+
+@pytest.mark.parametrize("name", ["retried", "killed"])
+def test_a_start_of_its_own_leaves_no_task_out(it, name):
+    """With `Skip`, which is the default: it ended as a success, and its work was never done."""
+    assert it.task(name).delay().get(timeout=100) == "ran"
+    first, second = begun(it, name)
+    assert second - first >= SPACING - 1.0  # the second one is noted a moment earlier or later
 
 
 @pytest.mark.long

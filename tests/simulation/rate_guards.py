@@ -63,7 +63,7 @@ RATE_GUARDS = {
         Guard(
             "start-slack",
             "the place of a start stands for longer than the window, as the start comes later",
-            ((Rate, "stands_for", Rate.window),),
+            ((Rate, "stands_for", property(lambda rate: rate.window)),),
         ),
         Guard(
             "start-in-time",

@@ -218,6 +218,23 @@ def test_a_slot_that_only_has_a_rate_has_no_lock(app):
     assert places_of(task, ("k",), ({"id": "k"},), {}) == []
 
 
+class Plans:
+    """What knows the limits; no task."""
+
+    def limit(self, task, args, kwargs):
+        return seats_of(task, args, kwargs)
+
+    @classmethod
+    def rate(cls, task, args, kwargs):
+        return f"{seats_of(task, args, kwargs)}/m"
+
+
+def test_a_method_of_something_else_may_say_it(app):
+    task = declare(app, lock_limit=Plans().limit, lock_rate=Plans.rate)
+    assert limits(task, {"id": "k"}, 3) == {"k": 3}
+    assert rates(task, {"id": "k"}, 3) == {"k": Rate(3, 60)}
+
+
 def test_a_task_that_is_run_has_as_many_places_as_its_call_says(app):
     task = declare(app, lock_limit="{seats}", on_conflict="fail")
     held = [app.quorum.hold(f"k#{n}" if n else "k") for n in range(2)]

@@ -536,6 +536,23 @@ def test_so_are_those_of_a_call_in_eager_mode(app):
         declare(app).apply_async((7,), debounce="10")
 
 
+@pytest.mark.parametrize("is_eager", [False, True])
+@pytest.mark.parametrize(
+    ("own", "options"),
+    [
+        ({}, {"debounce": 3, "countdown": 5}),
+        ({}, {"debounce": 3, "expires": 2}),
+        ({}, {"debounce": 61}),
+        ({"debounce": None, "debounce_max": None, "unique_until": "finished"}, {"debounce": 3}),
+    ],
+)
+def test_what_a_call_may_not_say_is_refused_in_eager_mode_too(app, is_eager, own, options):
+    """Or a suite of tests that runs eagerly never meets it."""
+    app.conf.task_always_eager = is_eager
+    with pytest.raises(ConfigurationError, match="debounce="):
+        declare(app, **own).apply_async((7,), **options)
+
+
 @pytest.mark.parametrize(
     "name", ["is_duplicate", "conflict", "deliveries", "lock_write", "on_debounce"]
 )

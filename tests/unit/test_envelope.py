@@ -13,6 +13,7 @@ from celery_redlock.task.messages.delivery_info import hide
 from celery_redlock.task.messages.envelope import MOST_RESCHEDULES, Envelope
 from celery_redlock.task.messages.reservation import Reservation
 from celery_redlock.task.messages.slot import Slot
+from celery_redlock.task.publish.message import envelope_of
 
 FULL = Envelope(
     publish_id="0" * 32,
@@ -98,6 +99,20 @@ def test_which_deliveries_may_have_run_before(header, redelivered, may_be_repeat
     assert delivery.copy.publish_id == of_copy
     again = {**fields, **delivery.copy.header("me")}
     assert Delivery.of(TASK, again, "w@h").execution == delivery.execution
+
+
+@pytest.mark.parametrize("redelivered", [False, True])
+def test_a_copy_of_what_was_delivered_again_says_so_and_a_retry_does_not(redelivered):
+    """Or a copy, which the broker delivers once, would be taken for one that has never begun."""
+    fields = {"id": "me", "redlock": HEADER, "delivery_info": {"redelivered": redelivered}}
+    copy = {"id": "me", **Delivery.of(TASK, fields, "w@h").copy.header("me")}
+    for _ in range(2):
+        delivery = Delivery.of(TASK, copy, "w@h")
+        assert delivery.is_redelivered is redelivered
+        copy = {"id": "me", **delivery.copy.header("me")}
+    assert not delivery.retry.again
+    again = envelope_of({"redlock": {**copy["redlock"], "id": None}}, "me")
+    assert not again.again  # its body has published it under its own id
 
 
 @pytest.mark.parametrize(("exchange", "is_apart"), [("", False), ("jobs", False), ("all", True)])

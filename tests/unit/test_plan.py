@@ -63,6 +63,18 @@ def test_a_task_that_lost_to_itself_is_set_aside(policy, situation, outcome, may
 
 
 @pytest.mark.parametrize("policy", ON_CONFLICT)
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_who_has_begun_is_not_left_out_for_a_rate(policy, is_eager):
+    """What it lost to may be its own start. Eagerly nothing comes later; to fail is no silence."""
+    options = replace(OPTIONS, on_conflict=policy)
+    over = {"is_eager": is_eager, "situation": Situation.OVER_RATE}
+    planned, first = plan(options, has_begun=True, **over), plan(options, **over)
+    is_left_out = policy == Skip() and not is_eager
+    assert isinstance(planned, SetAside) if is_left_out else planned == first
+    assert plan(options, Situation.TAKEN, has_begun=True) == policy
+
+
+@pytest.mark.parametrize("policy", ON_CONFLICT)
 def test_with_merged_duplicates_a_conflict_is_the_run_before(policy):
     """What comes next waits for its end."""
     options = replace(OPTIONS, on_conflict=policy, on_duplicate="rerun")

@@ -238,6 +238,15 @@ def test_an_option_that_is_none_is_not_declared(base):
     assert task.lock_name((7, "now")) == task.lock_name((7, "later"))
 
 
+def test_a_task_that_has_no_lock_but_a_rate_is_given_none():
+    """None is a value of ``lock_limit``, which a setting for all tasks does not take back."""
+    app = app_with({"*": {"lock_limit": 3, "lock_ttl": 5}})
+    rate = {"lock_limit": None, "lock_rate": "100/m"}
+    options = lock_of(declare(app, base=RedlockTask, **rate)).options
+    assert (options.limit, options.ttl) == ((), 5.0)
+    assert lock_of(declare(app, "vendor.other")).options.limit == (3,)
+
+
 def test_an_annotation_wins():
     app = app_with({"vendor.*": {"lock_ttl": 5, "lock_wait": 2}})
     app.conf.task_annotations = {"vendor.sync": {"lock_ttl": 7}}

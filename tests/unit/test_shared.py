@@ -100,6 +100,23 @@ def test_a_rate_or_a_burst_of_one_task_alone_is_welcome(app, caplog, own):
     assert "share" not in caplog.text
 
 
+SEVERAL = {"lock_limit": (1, 10), "lock_rate": ("100/m", None)}
+
+
+@pytest.mark.parametrize("option", SEVERAL)
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"lock_key": ("tenant:{c}", "all"), "lock_mode": "report"},
+        {"lock_key": lambda task, args, kwargs: ["tenant", "all"]},
+    ],
+    ids=["report", "callable"],
+)
+def test_values_for_names_that_no_template_tells_are_welcome(app, option, own):
+    declare(app, "shop.one", **{option: SEVERAL[option]}, **own)
+    check_tasks(app)
+
+
 def test_fields_that_are_called_otherwise_are_warned_of(app, caplog):
     """They may have the same values, or never have."""
     declare(app, "shop.one", lock_key="import:{c}")

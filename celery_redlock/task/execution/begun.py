@@ -91,6 +91,7 @@ class Refused:
             reschedules=claim.delivery.envelope.reschedules,
             is_full=self.is_full,
             is_last=bool(claim.delivery.envelope.debounced),
+            has_begun=bool(claim.request.retries) or claim.delivery.is_redelivered,
         )
 
 

@@ -56,6 +56,7 @@ PutOff = Retry | Reschedule | Queue | SetAside
 RUNS_ELSEWHERE = SetAside("the same execution runs elsewhere", Outcome.SET_ASIDE, may_fail=False)
 BEHIND_PREVIOUS = SetAside("the execution before it has not ended", Outcome.SET_ASIDE)
 NEXT_RUN = SetAside("the run before it has not ended", Outcome.REQUEUED)
+HAS_BEGUN = SetAside("it has begun before, and its rate allows no start now", Outcome.REQUEUED)
 
 
 WHATEVER_THE_POLICY: dict[Situation, Plan] = {
@@ -80,6 +81,7 @@ def plan(
     reschedules: int = 0,
     is_full: bool = False,
     is_last: bool = False,
+    has_begun: bool = False,
 ) -> Plan:
     """
     Return what happens to a task that was not granted its lock.
@@ -101,7 +103,8 @@ def plan(
     any other           any            -                               set aside
     ==================  =============  ==============================  ===================
 
-    Over its rate it is as taken.
+    Over its rate it is as taken, but one that has begun before is set aside where it would be
+    skipped: what it lost to may be its own start.
 
     Args:
         options: Of the task.
@@ -110,6 +113,7 @@ def plan(
         reschedules: How often it was rescheduled.
         is_full: Whether as many tasks wait for the lock as may.
         is_last: Whether it stands for the calls of a burst that it has superseded.
+        has_begun: Whether its body may have been at work before: as a retry, or redelivered.
     """
     if situation in WHATEVER_THE_POLICY:
         return WHATEVER_THE_POLICY[situation]
@@ -118,6 +122,9 @@ def plan(
         has_to_run = (options.reruns and not is_eager) or (is_last and policy == Skip())
         if has_to_run:
             return NEXT_RUN
+    may_be_its_own = situation is Situation.OVER_RATE and has_begun and not is_eager
+    if may_be_its_own and policy == Skip():
+        return HAS_BEGUN
     return effective(policy, is_eager=is_eager, reschedules=reschedules, is_full=is_full)
 
 

@@ -49,7 +49,7 @@ class Delivery:
         owner: What the tokens of its locks begin with, so that the parent can release for a child
             that is dead; None where there is no parent.
         fields: Of the message's own headers, and its ``delivery_info``.
-        is_redelivered: Whether the broker says so.
+        is_redelivered: Whether the broker says so, or said it of a message that this is a copy of.
     """
 
     task_id: Any
@@ -89,7 +89,7 @@ class Delivery:
             was_woken=word_in(info, WOKEN) is not None,
             owner=word_in(info, OWNER),
             fields=fields,
-            is_redelivered=is_redelivered,
+            is_redelivered=is_redelivered or envelope.again,
         )
 
     @property
@@ -137,7 +137,7 @@ class Delivery:
     @property
     def copy(self) -> Envelope:
         """The envelope of a copy in place of this delivery: the same execution, not to be woken."""
-        envelope = self.envelope
+        envelope = self.envelope._replace(again=self.is_redelivered)
         if envelope.publish_id is None:
             envelope = envelope._replace(publish_id=self.copy_id)
         if envelope.waiting is not None:
@@ -148,7 +148,9 @@ class Delivery:
     def retry(self) -> Envelope:
         """The envelope of a retry in place of this delivery: the same one, whoever publishes it."""
         publish_id = self.copy_id or self.execution
-        return self.envelope._replace(publish_id=publish_id, previous=None, waiting=None)
+        return self.envelope._replace(
+            publish_id=publish_id, previous=None, waiting=None, again=False
+        )
 
     @property
     def is_second_publish(self) -> bool:

@@ -48,6 +48,7 @@ class Envelope(NamedTuple):
         debounced: Number of a debounced call, which a newer one supersedes; 0 for any other.
         names: Its lock names, as they are in keys, where code of the user's has made them: in a
             worker's main process it may see something else.
+        again: Whether it is a copy of a message that the broker had delivered again.
     """
 
     publish_id: str | None = None
@@ -59,6 +60,7 @@ class Envelope(NamedTuple):
     worker: str | None = None
     debounced: int = 0
     names: tuple[str, ...] = ()
+    again: bool = False
 
     @classmethod
     def of(cls, header: Any, task_id: Any) -> Envelope:
@@ -89,6 +91,7 @@ class Envelope(NamedTuple):
             "worker": self.worker,
             "debounced": self.debounced or None,
             "names": list(self.names) or None,
+            "again": self.again or None,
         }
         said = {field: value for field, value in fields.items() if value is not None}
         return {HEADER: {"v": VERSION, "task_id": task_id, **said}}
@@ -126,4 +129,5 @@ PARSERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "worker": ("worker", text(WORKER)),
     "debounced": ("debounced", count(LARGEST)),
     "names": ("names", short_names),
+    "again": ("again", lambda value: value is True),
 }

@@ -65,7 +65,7 @@ def check_rates(tasks: Iterable[Any]) -> None:
     known: dict[str, tuple[str, Rate]] = {}
     for task in tasks:
         rates, templates = lock_of(task).options.rate, templates_of(task)
-        if any(map(callable, rates)):  # a call decides how often
+        if not templates or any(map(callable, rates)):  # a call decides how often
             continue
         for template, rate in lock_of(task).options.rates(templates, (), {}).items():
             first, its_rate = known.setdefault(template, (task.name, rate))
@@ -106,10 +106,10 @@ def templates_of(task: Any) -> tuple[str, ...]:
 
 
 def shares_of(task: Any) -> Iterator[Share]:
-    options = lock_of(task).options
-    if any(map(callable, options.limit)):  # a call decides how many
+    options, templates = lock_of(task).options, templates_of(task)
+    if not templates or any(map(callable, options.limit)):  # a call decides how many
         return
-    for template, limit in options.limits(templates_of(task), (), {}).items():
+    for template, limit in options.limits(templates, (), {}).items():
         yield Share(task.name, template, limit, options.fence)
 
 

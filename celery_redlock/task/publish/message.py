@@ -99,4 +99,5 @@ def envelope_of(headers: Any, task_id: str) -> Envelope:
         return envelope
     latest = latest_execution.get()  # also one that is over: its release may be on its way
     previous = None if latest is None or latest.request.id != task_id else latest.id
-    return envelope._replace(publish_id=fresh_publish_id(), previous=previous, debounced=0)
+    fresh = fresh_publish_id()
+    return envelope._replace(publish_id=fresh, previous=previous, debounced=0, again=False)

@@ -57,11 +57,17 @@ def publish(
         raise ConfigurationError(
             f"{task.name}: debounce_max is an option of the task, and not of a call; set it there"
         )
-    if task.app.conf.task_always_eager or lock_of(task).is_built_in:
+    if lock_of(task).is_built_in:
         return unique(inherited(args, kwargs, **options))
     task_id = str(options["task_id"] or uuid())  # as our records and those of a backend have it
     envelope = envelope_of(options.get("headers"), task_id)
     message = Message(task, inherited, args, kwargs, {**options, "task_id": task_id}, envelope)
+    if task.app.conf.task_always_eager:
+        if message.needs_reservation:  # what is refused elsewhere is refused here
+            check_not_debounced(task, debounce)
+        else:
+            debounce_of(message, debounce)
+        return unique(inherited(args, kwargs, **options))
     if lock_of(task).is_computed:
         message = replace(message, envelope=envelope._replace(names=message.names_at_most()))
     if not message.needs_reservation:
