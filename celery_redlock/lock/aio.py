@@ -44,6 +44,18 @@ if TYPE_CHECKING:
 __all__ = ["AsyncRedlock"]
 
 
+class Frame:
+    """Gives *held* back when it is dropped: no loop that was closed ends its generators."""
+
+    def __init__(self, held: HeldLock, give_back: Callable[[HeldLock], None]) -> None:
+        self.held: HeldLock | None = held
+        self._give_back = give_back
+
+    def __del__(self) -> None:
+        if self.held is not None:
+            self._give_back(self.held)
+
+
 class AsyncRedlock:
     """
     Locks on independent Redis or Valkey nodes for the tasks of an event loop.
@@ -134,6 +146,7 @@ class AsyncRedlock:
         """
         while True:
             held = await self._take(request_to_lead(self._locks, name, ttl))
+            frame = Frame(held, self._give_back)
             try:
                 self._locks.notify(LeaderElected(held.name, held.fence))
                 while not held.is_lost:
@@ -145,6 +158,8 @@ class AsyncRedlock:
                 except BaseException:  # interrupted, perhaps before a byte was sent
                     self._give_back(held)
                     raise
+                finally:
+                    frame.held = None
 
     async def acquire(
         self,

@@ -205,6 +205,8 @@ class Locks:
             marker: To be set in the same step.
             waits: Whether to wait until a majority has released it, for a round trip.
         """
+        if self.fanout.is_stuck() or self._watchdog.is_stuck():
+            return  # what a generator's end asks for as the interpreter ends; the lease ends, too
         if self.fanout.is_in_use_here() or self._watchdog.is_in_use_here():
             run_elsewhere(partial(self.give_back, held, keep=keep, marker=marker))
             return

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import os
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
@@ -24,6 +25,10 @@ __all__ = ["LoopDriver", "LoopWaiting"]
 T = TypeVar("T")
 
 
+def nobody() -> None:
+    """Return nobody who sleeps."""
+
+
 class LoopWaiting(ThreadWaiting):
     """A task of an event loop that waits; it sleeps in `wait_in_loop`."""
 
@@ -31,16 +36,20 @@ class LoopWaiting(ThreadWaiting):
         self, line: bytes, since: float, now: Callable[[], float] = clock.now, who: str = ""
     ) -> None:
         super().__init__(line, since, now, who)
-        self._loop = asyncio.get_running_loop()
-        self._rung = self._loop.create_future()
+        # Neither is kept: of a loop that was closed amid its tasks they would be for good.
+        self._loop = weakref.ref(asyncio.get_running_loop())
+        self._rung: Callable[[], asyncio.Future[None] | None] = nobody
 
     def _ring(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody sleeps
-            self._loop.call_soon_threadsafe(self._end_sleep)
+        loop = self._loop()
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # it is closed, and nobody sleeps
+                loop.call_soon_threadsafe(self._end_sleep)
 
     def _end_sleep(self) -> None:
-        if not self._rung.done():
-            self._rung.set_result(None)
+        rung = self._rung()
+        if rung is not None and not rung.done():
+            rung.set_result(None)
 
     async def wait_in_loop(self, seconds: float) -> bool:
         """
@@ -48,12 +57,13 @@ class LoopWaiting(ThreadWaiting):
 
         Not by `asyncio.wait_for`, which before Python 3.12 may swallow a cancellation.
         """
-        ends = self._now() + seconds
+        ends, loop = self._now() + seconds, asyncio.get_running_loop()
         while (left := self.seconds_left(ends)) > 0:
-            self._rung = self._loop.create_future()
-            timer = self._loop.call_later(left, self._end_sleep)
+            rung = loop.create_future()
+            self._rung = weakref.ref(rung)
+            timer = loop.call_later(left, self._end_sleep)
             try:
-                await self._rung
+                await rung
             finally:
                 timer.cancel()
         return self.was_woken()

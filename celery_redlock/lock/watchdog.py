@@ -23,6 +23,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from celery_redlock.lock import clock
@@ -30,7 +31,7 @@ from celery_redlock.lock.lease import Lease, renew_at
 from celery_redlock.process.deferral import defer_signals
 from celery_redlock.process.forks import members
 from celery_redlock.process.log import get_logger
-from celery_redlock.process.mutex import new_mutex
+from celery_redlock.process.mutex import is_stuck, new_mutex
 
 if TYPE_CHECKING:
     from celery_redlock.lock.held import HeldLock
@@ -87,6 +88,7 @@ class Watchdog:
         self._mutex = new_mutex()
         #: As of a fanout.
         self.is_in_use_here: Callable[[], bool] = self._mutex._is_owned  # type: ignore[attr-defined]  # noqa: SLF001
+        self.is_stuck: Callable[[], bool] = partial(is_stuck, self._mutex)
         self._changed = threading.Condition(self._mutex)
         self._due: list[tuple[float, int, HeldLock]] = []
         self._order = itertools.count()

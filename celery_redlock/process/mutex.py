@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["new_mutex", "run_elsewhere"]
+__all__ = ["is_stuck", "new_mutex", "run_elsewhere"]
 
 
 def new_mutex() -> threading.RLock:
@@ -33,6 +33,16 @@ def new_mutex() -> threading.RLock:
     if sys.version_info[:2] != (3, 14):
         return threading.RLock()
     return undoing(type(threading.RLock()))()
+
+
+def is_stuck(mutex: threading.RLock) -> bool:
+    """Return whether nobody will unlock it: as the interpreter ends, other threads stand still."""
+    if not sys.is_finalizing():
+        return False
+    if mutex.acquire(blocking=False):
+        mutex.release()
+        return False
+    return True
 
 
 def run_elsewhere(work: Callable[..., Any], *args: Any) -> bool:

@@ -13,6 +13,7 @@ import itertools
 import random
 import threading
 import time
+import weakref
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -26,10 +27,12 @@ from celery_redlock.lock.algorithm.results import ReleaseOutcome
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.nodes.address import address_of
 from celery_redlock.lock.nodes.loop_rounds import LoopWaiter
+from celery_redlock.lock.waiting.room import Room
 from celery_redlock.testing import memory_quorum
 from support.in_loop import Struck, loop_thread
 from support.kinds import DATABASES
 from support.script import Script, enrol
+from support.stalls import Stalls
 from support.stored import RENEWED, clients_of, urls_of, wait_until_free
 from support.waiting import eventually
 
@@ -220,6 +223,77 @@ def test_nothing_is_left_of_a_loop_that_ends_amid_its_tasks(nodes, sync, locks_o
     assert sync.release(lease) is ReleaseOutcome.RELEASED
     nothing_is_left(nodes)
     run(free(locks_of, nodes))
+
+
+def test_a_loop_that_is_closed_keeps_none_of_its_tasks(sync, locks_of, new_loop):
+    lease, kept = sync.acquire("it"), []
+
+    async def wait():
+        task = asyncio.ensure_future(locks_of.acquire("it", wait=60))
+        kept.append(weakref.ref(task))
+        task._log_destroy_pending = False
+        await asyncio.sleep(0.2)  # it waits
+
+    loop = new_loop()
+    loop.run_until_complete(wait())
+    loop.close()
+    del loop
+    gc.collect()
+    assert [one() for one in kept] == [None]
+    assert not sync.listener.room._lines
+    sync.release(lease)
+
+
+def lead_in(loop, locks):
+    """Lead in a loop that is closed before the generator has ended, which is dropped as it is."""
+
+    async def lead():
+        async for term in locks.lead("it"):
+            assert term.fence
+            break
+
+    loop.run_until_complete(lead())
+    loop.close()
+    gc.collect()
+
+
+def test_who_leads_in_a_loop_that_is_closed_leads_no_more(nodes, locks_of, new_loop):
+    lead_in(new_loop(), locks_of)
+    nothing_is_left(nodes)
+    assert not locks_of._locks.held
+
+
+def test_without_a_look_at_its_frame_it_leads_for_good(nodes, locks_of, monkeypatch):
+    monkeypatch.setattr(aio.Frame, "__del__", lambda _: None)
+    lead_in(asyncio.new_event_loop(), locks_of)
+    assert left_on(nodes)
+    assert len(locks_of._locks.held) == 1
+
+
+@pytest.mark.parametrize("is_off", [False, True])
+def test_a_close_amid_those_who_wait_leaves_them_their_hints(locks_of, monkeypatch, is_off):
+    """Or each comes by itself, one in a second."""
+    if is_off:
+        monkeypatch.setattr(Room, "register_all", lambda _: None)
+
+    async def hold(order):
+        async with locks_of.hold("it", wait=60):
+            order.append(time.monotonic())
+            await asyncio.sleep(0.01)
+
+    async def crowd():
+        order = []
+        lease = await locks_of.acquire("it")
+        crowd = [asyncio.ensure_future(hold(order)) for _ in range(10)]
+        await asyncio.sleep(0.2)  # they wait
+        await locks_of.close()
+        await locks_of.release(lease)
+        await asyncio.gather(*crowd)
+        return order
+
+    with Stalls() as stalls:
+        order = run(crowd())
+    assert (order[-1] - order[0] - stalls.total > 2.5) is is_off
 
 
 # -- cancelled at random -------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from celery_redlock import QuorumUnavailable, Redlock
 from celery_redlock.lock.algorithm.request import LockRequest
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import bootstrap
-from support.stored import ROOMY, holders
+from support.stored import ROOMY, clients_of, holders
 from support.waiting import eventually
 
 RULES = Rules(**ROOMY)
@@ -75,6 +75,57 @@ def test_abandoned_generators_end_and_release(nodes):
     left = [f"cycle {number}" for number in range(200)]
     eventually(lambda: not any(holders(nodes, name) for name in left[-5:]), "releases")
     assert not any(holders(nodes, name) for name in left)
+
+
+#: Holds a lock in a generator that is closed as the interpreter ends: threads stand still by then,
+#: and one has a mutex, as the watchdog's where it has just begun.
+ENDS = """
+import json, operator, sys, threading
+from celery_redlock import Redlock
+from celery_redlock.lock.rules import Rules
+
+urls, rules, way, part, is_off = json.loads(sys.argv[1])
+if is_off:
+    from celery_redlock.lock import watchdog
+    from celery_redlock.lock.nodes import connections
+    # A function of this module would keep it alive, and the generator with it.
+    watchdog.is_stuck = connections.is_stuck = operator.not_
+locks = Redlock(urls, Rules(**rules))
+generator = locks.hold("guard", wait=20) if way == "hold" else locks.lead("guard")
+next(generator.gen if way == "hold" else generator)
+if part:  # what is a thread that never runs again
+    busy = locks._watchdog if part == "watchdog" else locks.fanout
+    thread = threading.Thread(target=busy._mutex.acquire)
+    thread.start()
+    thread.join()
+"""
+#: Within this a process that does not hang has ended [s].
+ENDED = 60.0
+
+
+def ends(nodes, way, part="", *, is_off=False, timeout=ENDED):
+    """Return whether a process ends that holds the lock."""
+    told = json.dumps([[node.url for node in nodes], ROOMY, way, part, is_off])
+    try:
+        subprocess.run([sys.executable, "-c", ENDS, told], timeout=timeout, check=True)
+    except subprocess.TimeoutExpired:
+        return False
+    else:
+        return True
+    finally:
+        for client in clients_of(nodes):  # it may stand for its lease
+            client.delete("redlock:lock:guard")
+
+
+@pytest.mark.parametrize("part", ["", "watchdog", "fanout"])
+@pytest.mark.parametrize("way", ["hold", "lead"])
+def test_a_process_that_holds_a_lock_to_its_end_ends(nodes, way, part):
+    assert ends(nodes, way, part)
+
+
+@pytest.mark.parametrize("part", ["watchdog", "fanout"])
+def test_one_that_waits_for_a_thread_that_stands_still_does_not(nodes, part):
+    assert not ends(nodes, "hold", part, is_off=True, timeout=10.0)
 
 
 def test_a_release_amid_our_own_work_waits_for_nothing_and_is_sent(locks, nodes):

@@ -15,6 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from celery_redlock.lock import clock
@@ -25,7 +26,7 @@ from celery_redlock.lock.nodes.node import Node
 from celery_redlock.lock.nodes.round import Round
 from celery_redlock.lock.nodes.selector import new_selector
 from celery_redlock.process.forks import members
-from celery_redlock.process.mutex import new_mutex, run_elsewhere
+from celery_redlock.process.mutex import is_stuck, new_mutex, run_elsewhere
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -93,6 +94,7 @@ class Connections:
         self._mutex = new_mutex()
         #: Returns whether the collector runs this amid our own work in this thread.
         self.is_in_use_here: Callable[[], bool] = self._mutex._is_owned  # type: ignore[attr-defined]  # noqa: SLF001
+        self.is_stuck: Callable[[], bool] = partial(is_stuck, self._mutex)
         self._news: deque[Event] = deque()
         self._opened: selectors.BaseSelector | None = None
         self._waiters: list[Waiter] = []

@@ -85,6 +85,7 @@ class Listener:
             closed.set()
         for connection in list(self._connections):
             hang_up(connection)
+        self.room.register_all()  # who still waits has us listen again
 
     def channel(self) -> str:
         return self._process
