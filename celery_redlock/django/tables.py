@@ -11,7 +11,13 @@ from django.db import router
 from django.db.migrations.operations.base import Operation
 
 from celery_redlock.lock.database.address import OURS, TABLE, dialect_of
-from celery_redlock.lock.database.postgresql_words import qualified, unlogged
+from celery_redlock.lock.database.postgresql_words import (
+    are_made,
+    others_schema,
+    qualified,
+    schemas_elsewhere,
+    unlogged,
+)
 
 __all__ = ["MakeTables"]
 
@@ -57,22 +63,31 @@ class MakeTables(Operation):  # type: ignore[misc]  # Django comes without types
         is_ours = connection.alias == getattr(settings, "REDLOCK_DATABASE", "default")
         if is_ours and router.allow_migrate(connection.alias, app_label):
             wanted = statements(connection.vendor, what)
-            if what == "tables" and not schema_editor.collect_sql and are_there(connection):
+            asks = connection.vendor == "postgresql" and not schema_editor.collect_sql
+            if what == "tables" and asks and are_there(connection):
                 return  # and who may use a schema need not be allowed to make something in it
             for statement in wanted:
                 schema_editor.execute(statement, params=None)
 
 
 def are_there(connection: Any) -> bool:
-    if connection.vendor != "postgresql":
-        return False
+    """Return whether tables are made; raises ImproperlyConfigured if users have them elsewhere."""
     schema, name = named()
+    table = qualified(schema, name)
     with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT to_regclass(%s) IS NOT NULL AND to_regclass(%s) IS NOT NULL",
-            [qualified(schema, name), unlogged(schema, name)],
-        )
-        return bool(cursor.fetchone()[0])
+        both = "SELECT to_regclass(%s) IS NOT NULL AND to_regclass(%s) IS NOT NULL"
+        cursor.execute(both, [table, unlogged(schema, name)])
+        if cursor.fetchone()[0]:
+            cursor.execute(are_made(table))
+            return bool(cursor.fetchone()[0])
+        if not schema:
+            cursor.execute(schemas_elsewhere(name))
+            for (other,) in cursor.fetchall():
+                raise ImproperlyConfigured(
+                    f"The database {others_schema(table, other)}; REDLOCK_TABLE is then "
+                    f"'{other}.{name}'"
+                )
+    return False
 
 
 def statements(vendor: str, what: str) -> Sequence[str]:

@@ -29,6 +29,11 @@ def nobody() -> None:
     """Return nobody who sleeps."""
 
 
+def end_sleep(rung: asyncio.Future[None] | None) -> None:
+    if rung is not None and not rung.done():
+        rung.set_result(None)
+
+
 class LoopWaiting(ThreadWaiting):
     """A task of an event loop that waits; it sleeps in `wait_in_loop`."""
 
@@ -47,9 +52,7 @@ class LoopWaiting(ThreadWaiting):
                 loop.call_soon_threadsafe(self._end_sleep)
 
     def _end_sleep(self) -> None:
-        rung = self._rung()
-        if rung is not None and not rung.done():
-            rung.set_result(None)
+        end_sleep(self._rung())
 
     async def wait_in_loop(self, seconds: float) -> bool:
         """
@@ -61,7 +64,8 @@ class LoopWaiting(ThreadWaiting):
         while (left := self.seconds_left(ends)) > 0:
             rung = loop.create_future()
             self._rung = weakref.ref(rung)
-            timer = loop.call_later(left, self._end_sleep)
+            # The timer keeps it, or a task that nobody else knows would be collected as it sleeps.
+            timer = loop.call_later(left, end_sleep, rung)
             try:
                 await rung
             finally:

@@ -70,11 +70,10 @@ class Rate:
             )
         object.__setattr__(self, "count", count)  # as frozen dataclasses set their fields
         object.__setattr__(self, "per", seconds)
-        if burst is None:
-            burst, window = burst_of(count, seconds)
-        else:
+        usual, window = burst_of(count, seconds)
+        if burst not in (None, usual):
             window = burst * seconds / count
-        object.__setattr__(self, "burst", burst)
+        object.__setattr__(self, "burst", burst or usual)
         object.__setattr__(self, "window", window)
 
     @property

@@ -244,6 +244,23 @@ def test_a_loop_that_is_closed_keeps_none_of_its_tasks(sync, locks_of, new_loop)
     sync.release(lease)
 
 
+def test_a_task_that_nobody_else_knows_is_not_collected_as_it_waits(sync, locks_of, new_loop):
+    lease, held = sync.acquire("it"), []
+
+    async def hold():
+        async with locks_of.hold("it", wait=60) as it:
+            held.append(it.fence)
+
+    async def work():
+        asyncio.ensure_future(hold())  # noqa: RUF006  the loop knows it weakly
+        await asyncio.sleep(0.2)  # it waits
+        gc.collect()
+        await in_thread(sync.release, lease)
+        await asyncio.wait_for(until(lambda: held), 60)
+
+    run(work(), new_loop)
+
+
 def lead_in(loop, locks):
     """Lead in a loop that is closed before the generator has ended, which is dropped as it is."""
 

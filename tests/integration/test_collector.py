@@ -80,7 +80,7 @@ def test_abandoned_generators_end_and_release(nodes):
 #: Holds a lock in a generator that is closed as the interpreter ends: threads stand still by then,
 #: and one has a mutex, as the watchdog's where it has just begun.
 ENDS = """
-import json, operator, sys, threading
+import json, operator, socket, sys, threading
 from celery_redlock import Redlock
 from celery_redlock.lock.rules import Rules
 
@@ -93,7 +93,10 @@ if is_off:
 locks = Redlock(urls, Rules(**rules))
 generator = locks.hold("guard", wait=20) if way == "hold" else locks.lead("guard")
 next(generator.gen if way == "hold" else generator)
-if part:  # what is a thread that never runs again
+if part == "hung up":
+    for node in locks.fanout.nodes:
+        node.sock.shutdown(socket.SHUT_RDWR)
+elif part:  # what is a thread that never runs again
     busy = locks._watchdog if part == "watchdog" else locks.fanout
     thread = threading.Thread(target=busy._mutex.acquire)
     thread.start()
@@ -121,6 +124,11 @@ def ends(nodes, way, part="", *, is_off=False, timeout=ENDED):
 @pytest.mark.parametrize("way", ["hold", "lead"])
 def test_a_process_that_holds_a_lock_to_its_end_ends(nodes, way, part):
     assert ends(nodes, way, part)
+
+
+def test_it_ends_though_a_node_has_hung_up_meanwhile(nodes):
+    """No thread that is to connect it begins any more."""
+    assert ends(nodes, "hold", "hung up")
 
 
 @pytest.mark.parametrize("part", ["watchdog", "fanout"])

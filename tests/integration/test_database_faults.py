@@ -498,7 +498,7 @@ def test_a_crash_is_noticed_behind_a_pooler_where_it_loses_commits(locks_on, mon
     """
     late = {**DURABLE, "wal_writer_delay": "10s"}  # else most commits are on the disk by then
     with ExitStack() as stack:
-        server = stack.enter_context(postgres(find_postgres(), late))
+        server = stack.enter_context(postgres(found(find_postgres), late))
         database = stack.enter_context(server.database())
         pool = stack.enter_context(pooled(found(find_pgbouncer), database))
         first, second = (locks_on(f"{pool}?commit=async") for _ in range(2))
@@ -513,6 +513,7 @@ def test_a_crash_is_noticed_behind_a_pooler_where_it_loses_commits(locks_on, mon
             monkeypatch.setattr(postgresql.Postgres, "now", blind)
         first.acquire("n")
         os.kill(server.children(database.name)[0], signal.SIGKILL)
+        eventually(lambda: "reinitializing" in server.log(), "end of all others")
         told = eventually(
             lambda: state if (state := probe(second)[0].state) in ("up", "quarantined") else 0,
             "way to the server",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import ExitStack
 
 import psycopg
 import pytest
 
 from celery_redlock.lock.nodes.address import address_of
 from celery_redlock.lock.nodes.guard import Unfit
-from support.postgres import USER
+from support.machine import found
+from support.postgres import USER, Database, find_postgres, postgres
 
 
 @pytest.fixture
@@ -63,13 +65,24 @@ def test_tables_with_which_init_does_nothing_do_not_ask_for_it(made, statement, 
 
 def test_tables_that_another_search_path_finds_are_not_made_twice(database):
     """The schema of a user's own name comes first in its path: two would hold one lock."""
-    name = f"app_{uuid.uuid4().hex}"
-    database.server.do(f"CREATE ROLE {name} LOGIN")
-    do(database.url, f"CREATE SCHEMA {name} AUTHORIZATION {name}")
+    name = f"app-{uuid.uuid4().hex}"
+    do(database.url, f'CREATE ROLE "{name}" LOGIN')
+    do(database.url, f'CREATE SCHEMA "{name}" AUTHORIZATION "{name}"')
     app = database.url.replace(USER, name, 1)
     assert address_of(app).make_tables()
     with pytest.raises(Unfit, match=f"in the schema {name}, .* write schema={name} into all URLs"):
         address_of(database.url).make_tables()
     assert not address_of(f"{database.url}&schema={name}").make_tables()
     assert address_of(f"{database.url}&schema=public").make_tables()
-    do(database.url, f"DROP OWNED BY {name}; DROP ROLE {name}")
+    do(database.url, f'DROP OWNED BY "{name}"; DROP ROLE "{name}"')
+
+
+def test_a_standby_is_refused():
+    """It has a copy of the tables, but for what is not logged: that may not even be read there."""
+    with ExitStack() as stack:
+        server = stack.enter_context(postgres(found(find_postgres)))
+        database = stack.enter_context(server.database())
+        assert address_of(database.url).make_tables()
+        standby = stack.enter_context(postgres(found(find_postgres), copy_of=server))
+        with pytest.raises(Unfit, match="is a replica, but a lock node must be the primary"):
+            address_of(Database(standby, database.name).url).store()

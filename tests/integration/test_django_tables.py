@@ -17,6 +17,7 @@ from celery_redlock.lock.nodes.address import address_of
 from celery_redlock.lock.nodes.urls import rules_for
 from celery_redlock.reading.health import check
 from celery_redlock.reading.nodes import bootstrap
+from support.postgres import USER
 from support.waiting import eventually
 
 pytestmark = pytest.mark.long
@@ -102,6 +103,20 @@ def test_who_may_use_a_schema_need_not_be_allowed_to_make_tables_in_it(database)
             "migrate", REDLOCK_TABLE="locks.celery_redlock"
         )
         assert not address_of(url).make_tables()
+        owner.execute(f"DROP OWNED BY {role}")
+        owner.execute(f"DROP ROLE {role}")
+
+
+def test_tables_that_another_search_path_finds_are_not_made_twice(database):
+    role = f"app_{database.name}"
+    with psycopg.connect(postgresql(database), autocommit=True) as owner:
+        owner.execute(f"CREATE ROLE {role} LOGIN")
+        owner.execute(f"CREATE SCHEMA {role} AUTHORIZATION {role}")
+        assert address_of(postgresql(database).replace(USER, role, 1)).make_tables()
+        project = Project(database.django, postgresql(database))
+        with pytest.raises(AssertionError, match=f"REDLOCK_TABLE is then '{role}.celery_redlock'"):
+            project.manage("migrate")
+        project.manage("migrate", REDLOCK_TABLE=f"{role}.celery_redlock")
         owner.execute(f"DROP OWNED BY {role}")
         owner.execute(f"DROP ROLE {role}")
 

@@ -8,6 +8,7 @@ import pickle
 from bisect import bisect_left
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -166,10 +167,18 @@ def test_a_place_stands_for_longer_than_a_start_may_be_late(rate):
 
 
 @pytest.mark.parametrize(
-    ("rate", "text"), [(Rate(5, 1), "5/s"), (Rate(100, 60), "100/m"), (Rate(5, 90), "5/90 s")]
+    ("rate", "text"),
+    [
+        (Rate(5, 1), "5/s"),
+        (Rate(100, 60), "100/m"),
+        (Rate(5, 90), "5/90 s"),
+        (Rate(101, 1), "101/s"),
+        (Rate(101, 1, burst=7), "101/s"),
+    ],
 )
 def test_a_rate_is_shown_as_it_is_written(rate, text):
     assert str(rate) == text
+    assert eval(repr(rate)) == replace(rate) == rate
     assert pickle.loads(pickle.dumps(rate)) == rate
 
 
@@ -578,9 +587,12 @@ def test_in_report_mode_all_start_and_an_event_says_which_would_not(app):
     assert deliver(task, "k") == "ran"  # those starts count for nobody
 
 
-@pytest.mark.parametrize(("limit", "cause"), [(None, "rate"), (1, "redelivered")])
-def test_a_copy_beside_its_run_is_reported_as_what_it_would_be(app, limit, cause):
-    """A start is refused whoever has the places; a lock is not, by the execution itself."""
+@pytest.mark.parametrize(
+    ("limit", "kind", "cause"),
+    [(None, events.TaskRescheduled, "rate"), (1, events.TaskSkipped, "redelivered")],
+)
+def test_a_copy_beside_its_run_is_reported_as_what_it_would_be(app, limit, kind, cause):
+    """It would wait for a start that is allowed; a lock is its own."""
     task = declare(
         app,
         lambda task: todo.pop()(task) if todo else "ran",
@@ -590,7 +602,7 @@ def test_a_copy_beside_its_run_is_reported_as_what_it_would_be(app, limit, cause
     )
     todo = [lambda task: contextvars.Context().run(deliver, task, "k", task_id="1")]
     assert deliver(task, "k", task_id="1") == "ran"
-    (event,) = tell(app, events.TaskSkipped)
+    (event,) = tell(app, kind)
     assert (event.cause, event.report) == (cause, True)
 
 

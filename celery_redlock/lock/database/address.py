@@ -28,13 +28,13 @@ __all__ = ["DatabaseAddress"]
 
 #: What is ours of a URL's options, and what each may be.
 OURS = {
-    "schema": re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}"),
+    "schema": re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}"),
     "table": re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,52}"),
     "wake": re.compile("poll|notify"),
     "commit": re.compile("durable|async"),
 }
 MEANT = {
-    "schema": "a name of letters, digits and _",
+    "schema": "a name of letters, digits, _ and -",
     "table": "a name of letters, digits and _",
     "wake": "'poll', or 'notify' for the default",
     "commit": "'async', or 'durable' for the default",

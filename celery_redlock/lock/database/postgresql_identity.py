@@ -16,10 +16,12 @@ from psycopg import errors
 from celery_redlock.lock.database.postgresql_words import (
     READS,
     WEAK,
+    are_made,
     no_rights,
     no_tables,
     others_schema,
     others_table,
+    schemas_elsewhere,
     stamp_of,
     system_id,
     unlogged,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Identity", "has_tables", "identify"]
 
+REPLICA = "is a replica, but a lock node must be the primary: name that one"
 MISSING = (errors.UndefinedTable, errors.InvalidSchemaName)
 
 
@@ -79,8 +82,7 @@ def identify(store: Postgres, schema: str, name: str, *, is_async: bool) -> Iden
         _,
     ) = known
     if is_replica:
-        msg = "is a replica, but a lock node must be the primary: name that one"
-        raise Unfit(msg)
+        raise Unfit(REPLICA)
     if not may_write:
         raise Unfit(no_rights("it may only read them", schema, name))
     if len(meta) != 2:  # noqa: PLR2004  when, and which version
@@ -127,19 +129,13 @@ def has_tables(store: Postgres, schema: str, name: str) -> bool:
         if not schema:
             _check_other_schemas(store, name)
         return False
-    asked = f"SELECT count(*) = 2 FROM {store.table} WHERE key = {store.literal(META)}"
-    (((is_known,),),) = _or_unfit(store, schema, name, asked)
+    (((is_known,),),) = _or_unfit(store, schema, name, are_made(store.table))
     return bool(is_known)
 
 
 def _check_other_schemas(store: Postgres, name: str) -> None:
     """Raise `Unfit` if users of other search_paths have these tables: both would hold one lock."""
-    (found,) = store.alone(
-        READS,
-        "SELECT nspname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace "
-        f"WHERE relname IN ('{name}', '{name}_crash') AND nspname <> ALL (current_schemas(false)) "
-        "GROUP BY nspname HAVING count(*) = 2 ORDER BY nspname LIMIT 1",
-    )
+    (found,) = store.alone(READS, schemas_elsewhere(name))
     for (other,) in found:
         raise Unfit(others_schema(store.table, other))
 
@@ -183,4 +179,6 @@ def _or_unfit(
             raise Unfit(others_table(store.table)) from None
         if isinstance(error.__cause__, errors.InsufficientPrivilege):
             raise Unfit(no_rights(str(error), schema, name)) from None
+        if isinstance(error.__cause__, errors.FeatureNotSupported):  # to read what is not logged
+            raise Unfit(REPLICA) from None
         raise

@@ -11,6 +11,7 @@ __all__ = [
     "READS",
     "WEAK",
     "WRITES",
+    "are_made",
     "bytea",
     "drops",
     "no_rights",
@@ -18,6 +19,7 @@ __all__ = [
     "others_schema",
     "others_table",
     "qualified",
+    "schemas_elsewhere",
     "stamp_of",
     "system_id",
     "tables",
@@ -82,6 +84,20 @@ def no_tables(table: str, what: str) -> str:
 
 def others_table(table: str) -> str:
     return f"has a table of somebody else ({table}): name another one by table= in the URL"
+
+
+def schemas_elsewhere(name: str) -> str:
+    """Return the query for a schema that has these tables, and that nobody looks in unasked."""
+    return (
+        "SELECT nspname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace "
+        f"WHERE relname IN ('{name}', '{name}_crash') AND nspname <> ALL (current_schemas(false)) "
+        "GROUP BY nspname HAVING count(*) = 2 ORDER BY nspname LIMIT 1"
+    )
+
+
+def are_made(table: str) -> str:
+    """Return the query for whether a table that is there knows its version, and is ours."""
+    return f"SELECT count(*) = 2 FROM {table} WHERE key = {bytea(META)}"
 
 
 def others_schema(table: str, schema: str) -> str:

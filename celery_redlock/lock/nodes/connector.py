@@ -8,6 +8,7 @@ the node is there. It hands the connection over with the mutex of the fan-out he
 from __future__ import annotations
 
 import encodings.idna  # noqa: F401  see below
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -71,7 +72,10 @@ class Connector:
 
     def reconnect(self, node: Node) -> None:
         """Connect *node* in the background; called with the mutex held."""
-        if node.connection is None and not node.is_connecting and not self._stop.is_set():
+        is_over = (
+            self._stop.is_set() or sys.is_finalizing()
+        )  # then no thread begins, without a word
+        if node.connection is None and not node.is_connecting and not is_over:
             try:
                 node.is_connecting = True
                 name = f"redlock-connect-{node.label}"

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from celery_redlock.errors import LockNotAcquired, LockTaken, TooManyDeliveries
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.records import rate_name
+from celery_redlock.process.log import cut
 from celery_redlock.task.execution.claim import Claim
 from celery_redlock.task.execution.plan import Plan, Situation, plan
 
@@ -91,8 +92,15 @@ class Refused:
             reschedules=claim.delivery.envelope.reschedules,
             is_full=self.is_full,
             is_last=bool(claim.delivery.envelope.debounced),
-            has_begun=bool(claim.request.retries) or claim.delivery.is_redelivered,
+            has_begun=self.has_begun,
         )
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its body may have been at work before; then the start that it met is its own."""
+        request = self.claim.request
+        is_own = holder_in(self).get("task_id") == cut(str(request.id))
+        return bool(request.retries) or self.claim.delivery.is_redelivered or is_own
 
 
 Begun = Granted | Finished | Superseded | Refused

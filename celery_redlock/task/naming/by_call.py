@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from celery import Task
+
 from celery_redlock.errors import ConfigurationError, LockKeyError
 from celery_redlock.lock.waiting.waiting import MOST_PLACES
 from celery_redlock.task.naming.arguments import Parameters, misfit
@@ -61,8 +63,9 @@ def by_call(task: Any, option: str, value: Any, check: Callable[[str, Any], Any]
 
 
 def from_call(task: Any, value: Callable[..., Any]) -> Callable[..., Any]:
-    function = value.__func__ if inspect.ismethod(value) and value.__self__ is task else value
-    return lambda args, kwargs: function(task, tuple(args), dict(kwargs))
+    if inspect.ismethod(value) and isinstance(value.__self__, Task):
+        value = value.__func__
+    return lambda args, kwargs: value(task, tuple(args), dict(kwargs))
 
 
 def from_template(task: Any, option: str, template: str) -> Callable[..., Any]:
