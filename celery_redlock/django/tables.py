@@ -78,6 +78,9 @@ def are_there(connection: Any) -> bool:
         both = "SELECT to_regclass(%s) IS NOT NULL AND to_regclass(%s) IS NOT NULL"
         cursor.execute(both, [table, unlogged(schema, name)])
         if cursor.fetchone()[0]:
+            cursor.execute("SELECT has_table_privilege(%s, 'SELECT')", [table])
+            if not cursor.fetchone()[0]:
+                return True  # they are there, and somebody else's to judge
             cursor.execute(are_made(table))
             return bool(cursor.fetchone()[0])
         if not schema:
@@ -105,7 +108,7 @@ def named() -> tuple[str, str]:
     schema, _, name = getattr(settings, "REDLOCK_TABLE", TABLE).rpartition(".")
     if not OURS["table"].fullmatch(name) or (schema and not OURS["schema"].fullmatch(schema)):
         raise ImproperlyConfigured(
-            "REDLOCK_TABLE must be like 'celery_redlock' or 'schema.table', of letters, digits "
-            f"and _; got {settings.REDLOCK_TABLE!r}"
+            "REDLOCK_TABLE must be like 'celery_redlock' or 'schema.table', of letters, digits, "
+            f"_ and, in the schema, -; got {settings.REDLOCK_TABLE!r}"
         )
     return schema, name

@@ -96,7 +96,6 @@ def test_who_may_use_a_schema_need_not_be_allowed_to_make_tables_in_it(database)
             f"CREATE ROLE {role} LOGIN",
             f"GRANT ALL ON SCHEMA public TO {role}",
             f"GRANT USAGE ON SCHEMA locks TO {role}",
-            f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA locks TO {role}",
         ):
             owner.execute(statement)
         Project({**database.django, "USER": role}, url).manage(

@@ -440,6 +440,16 @@ def test_a_retry_is_a_start(app):
     assert deliver(task, "k", task_id="2")["skipped"] == "rate"
 
 
+def test_what_replaces_itself_waits_for_a_start_and_another_call_of_its_id_does_not(app):
+    """Whoever has the places: another one may be named, or have taken its own when that lapsed."""
+    task = declare(app, lock_rate="2/m")
+    for number in range(2):
+        assert deliver(task, "k", task_id=str(number)) == "ran"
+    deliver_or_ignore(task, "k", task_id="9", replaced_task_nesting=1)
+    assert [sent["task_id"] for sent in app.sent] == ["9"]
+    assert deliver(task, "k", task_id="9", publish="f" * 32)["skipped"] == "rate"
+
+
 def test_names_have_rates_of_their_own_and_all_are_needed(app):
     task = declare(
         app,

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from celery_redlock.errors import LockNotAcquired, LockTaken, TooManyDeliveries
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.records import rate_name
-from celery_redlock.process.log import cut
 from celery_redlock.task.execution.claim import Claim
 from celery_redlock.task.execution.plan import Plan, Situation, plan
 
@@ -97,10 +96,11 @@ class Refused:
 
     @property
     def has_begun(self) -> bool:
-        """Whether its body may have been at work before; then the start that it met is its own."""
-        request = self.claim.request
-        is_own = holder_in(self).get("task_id") == cut(str(request.id))
-        return bool(request.retries) or self.claim.delivery.is_redelivered or is_own
+        """Whether its body may have been at work before; the start that it met may be its own."""
+        delivery = self.claim.delivery
+        comes_from_itself = delivery.comes_again or delivery.envelope.previous is not None
+        is_beside_itself = delivery.is_same_execution(holder_in(self))
+        return comes_from_itself or is_beside_itself or delivery.is_redelivered
 
 
 Begun = Granted | Finished | Superseded | Refused

@@ -113,7 +113,8 @@ def plan(
         reschedules: How often it was rescheduled.
         is_full: Whether as many tasks wait for the lock as may.
         is_last: Whether it stands for the calls of a burst that it has superseded.
-        has_begun: Whether its body may have been at work before: as a retry, or redelivered.
+        has_begun: Whether its body may have been at work before: it is a retry, was delivered
+            again, or replaces itself.
     """
     if situation in WHATEVER_THE_POLICY:
         return WHATEVER_THE_POLICY[situation]
