@@ -91,8 +91,9 @@ def declare(app):
     locked("queue", on_conflict="queue")
     locked("late", acks_late=True, lock_ttl=TTL)
     locked("late_long", acks_late=True, lock_ttl=20.0)
-    locked("lost", acks_late=True, reject_on_worker_lost=True)
-    locked("lost_for_good", acks_late=True)
+    # Who comes before the parent has released waits for the lease where the broker delays it.
+    locked("lost", acks_late=True, reject_on_worker_lost=True, lock_ttl=TTL)
+    locked("lost_for_good", acks_late=True, lock_ttl=TTL)
 
     @app.task(name="again", base=RedlockTask, bind=True, shared=False, max_retries=None)
     def again(self, times):
