@@ -310,8 +310,12 @@ def floor(locks: Redlock) -> Candidate:
 
     That is the round trip and the servers' time, without tokens, deadlines, errors and threads.
     """
-    while check(locks):  # until all are connected
-        time.sleep(0.01)
+    for _ in range(100):
+        if not (silent := check(locks)):  # which waits for each, so a few times are enough
+            break
+    else:
+        msg = f"not connected: {silent}"
+        raise RuntimeError(msg)
     lease, nodes = locks.acquire("floor"), locks.fanout.nodes
     acquire = Round(acquire_request(locks.rules, lease, None), len(nodes), None).packed
     release = Round(release_request(locks.rules, lease.name, lease.token), len(nodes), None).packed

@@ -71,13 +71,18 @@ def is_by_call(value: Any) -> bool:
     )
 
 
+def unbound(value: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that a task's attribute is: it comes back bound to the task."""
+    if inspect.ismethod(value) and isinstance(value.__self__, Task):
+        return value.__func__
+    return value
+
+
 def check_by_call(where: str, value: Any) -> None:
     """Raise ConfigurationError if *value* is a callable that cannot be called as it will be."""
     if callable(value):
         try:
-            # A function among a task's attributes comes back bound to the task.
-            is_tasks = inspect.ismethod(value) and isinstance(value.__self__, Task)
-            inspect.signature(value.__func__ if is_tasks else value).bind(None, (), {})
+            inspect.signature(unbound(value)).bind(None, (), {})
         except TypeError as error:
             raise ConfigurationError(
                 f"{where}={value!r} must take (task, args, kwargs): {error}"

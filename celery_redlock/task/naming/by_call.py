@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-
-from celery import Task
 
 from celery_redlock.errors import ConfigurationError, LockKeyError
 from celery_redlock.lock.waiting.waiting import MOST_PLACES
 from celery_redlock.task.naming.arguments import Parameters, misfit
 from celery_redlock.task.naming.template import Field, pieces
-from celery_redlock.task.options import LockOptions, is_by_call, limit_of
+from celery_redlock.task.options import LockOptions, is_by_call, limit_of, unbound
 from celery_redlock.task.rate import rate_of
 
 __all__ = ["decided_by_calls"]
@@ -63,9 +60,8 @@ def by_call(task: Any, option: str, value: Any, check: Callable[[str, Any], Any]
 
 
 def from_call(task: Any, value: Callable[..., Any]) -> Callable[..., Any]:
-    if inspect.ismethod(value) and isinstance(value.__self__, Task):
-        value = value.__func__
-    return lambda args, kwargs: value(task, tuple(args), dict(kwargs))
+    function = unbound(value)
+    return lambda args, kwargs: function(task, tuple(args), dict(kwargs))
 
 
 def from_template(task: Any, option: str, template: str) -> Callable[..., Any]:
